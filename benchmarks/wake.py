@@ -9,8 +9,8 @@ again the shares that it holds. The role that was put to bytes is dropped when t
 stopped: the other clients' are dropped, too. Messages that a snapshot names by digest (the roster,
 the union) are stored once, as they came, and not counted in its size.
 
-How large a snapshot is among a thousand clients is read off a few of them, with their rows; the
-others have one row each, or most of the time would go to masks of rows that all of them share.
+How large a snapshot is among a thousand clients is read off a few of them, with the roster of all
+and messages of the length that they would have: nobody else's shares and inputs are made for it.
 
     python -m benchmarks.wake [--clients 100] [--large 1000] [--repeats 3] [--json]
 """
@@ -36,13 +36,29 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.cohort_training import between_messages
 from tessera.engines.simulator import Simulator
 from tessera.engines.two_server import TwoServerSetup
-from tessera.ids import ClientId, Party
+from tessera.ids import SERVER, ClientId, Party, StageId
+from tessera.protocols import wire
+from tessera.protocols.index_set import client_array
 from tessera.protocols.machine import Outbound
+from tessera.protocols.secagg.groups import distinct
 from tessera.protocols.secagg.identity import identities
+from tessera.protocols.secagg.messages import (
+    BOX_BYTES,
+    ForwardedShares,
+    NextStage,
+    RevealedSet,
+    Roster,
+    RowGroups,
+    SurvivorList,
+    TableGroups,
+)
 from tessera.protocols.secagg.params import GraphKind
+from tessera.protocols.secagg.session import neighbourhood
 from tessera.reproduce.sfsl import measure as sfsl
-from tessera.reproduce.sfsl.measure import ROUND, RoundSetting
+from tessera.reproduce.sfsl.measure import COLUMNS, ROUND, RoundSetting
+from tessera.rounds import select
 from tessera.rounds.client import ClientRound
+from tessera.rounds.messages import Download
 from tessera.rounds.plan import Plan
 from tessera.rounds.server import ServerRound
 from tessera.rounds.two_server.client import TwoServerClientRound
@@ -52,7 +68,8 @@ from tessera.rounds.two_server.leader import LeaderRound
 CLIENTS: Final = 100
 LARGE: Final = 1_000
 EVERY: Final = 10
-EVERY_LARGE: Final = 100
+SAMPLED: Final = 3
+"""Clients of the large cohort whose snapshots are looked at."""
 """One client in so many is put to bytes after each message; a server after each phase."""
 MOST_TIME: Final = "<= 0.1"
 MOST_BYTES: Final = "<= 5000"
@@ -139,21 +156,14 @@ class Run:
         return self.server.seconds / (self.server_seconds - self.server.seconds)
 
 
-def run(setting: RoundSetting, plan: Plan, *, every: int = EVERY, alone: bool = False) -> Run:
-    """The round with some clients, and the server, put to bytes again and again.
-
-    `alone`: the clients that are not have one row each, of their own.
-    """
+def run(setting: RoundSetting, plan: Plan) -> Run:
+    """The round with some clients, and the server, put to bytes again and again."""
     cohort = range(setting.clients)
     clients: dict[ClientId, Any] = {}
     sleepers: dict[ClientId, Sleeper] = {}
     for me, given in sfsl.own_of(setting, plan, cohort).items():
-        sleeps = me in cohort[::every]
-        if alone and not sleeps:
-            row = setting.items // setting.clients * me
-            given["local"].real = {"goods": np.array([row], dtype=np.uint64)}
         clients[me] = ClientRound(plan, ROUND, me, **given)
-        if sleeps:
+        if me in cohort[::EVERY]:
             sleepers[me] = clients[me] = Sleeper(clients[me], partial(_client, plan, me, given))
     model = sfsl.model_of(setting, plan)
     server = Sleeper(
@@ -179,6 +189,55 @@ def run(setting: RoundSetting, plan: Plan, *, every: int = EVERY, alone: bool = 
         server=server.spent,
         server_seconds=sum(outcome.traffic.server_seconds.values()),
     )
+
+
+def sampled(setting: RoundSetting, plan: Plan) -> Spent:
+    """Some clients of a large cohort, put to bytes after each message.
+
+    The roster is that of all of them. Boxes of the others are made up: what cannot be unsealed
+    costs a share, and no byte of the state. So are the groups, all of which hold this client only.
+    """
+    cohort = range(setting.clients)
+    server, spent = sfsl.server_of(setting, plan), []
+    given = sfsl.own_of(setting, plan, cohort)
+    clients = {me: ClientRound(plan, ROUND, me, **own) for me, own in given.items()}
+    for me, client in clients.items():
+        for out in client.start():
+            server.receive(me, out.data)
+    roster = next(out.data for out in server.close_phase() if out.kind == Roster.__name__)
+    hood = neighbourhood(plan.secagg(ROUND), wire.decode(roster))
+    held = [given[me]["local"].real["goods"] for me in clients]
+    union = select.opened_union(plan, ROUND, distinct(np.concatenate(held)))
+    everybody = client_array(clients)
+    for me in list(clients)[:: setting.clients // SAMPLED][:SAMPLED]:
+        say(f"  client {me}")
+        sleeper = Sleeper(clients[me], partial(_client, plan, me, given[me]))
+        take = partial(_take, sleeper)
+        sleeper.receive(SERVER, roster)
+        boxes = {c: (bytes(BOX_BYTES),) * 2 for c in clients if c != me and hood.holds(me, c)}
+        take(ForwardedShares(round_id=ROUND, sharers=everybody, boxes=boxes))
+        take(SurvivorList(round_id=ROUND, stage=StageId(0), survivors=everybody))
+        said = take(union) + take(NextStage(round_id=ROUND, stage=StageId(1)))
+        named = next(wire.decode(out.data) for out in said if out.kind == RevealedSet.__name__)
+        width = COLUMNS * plan.model.precision.dtype.itemsize
+        rows = {part.table: bytes(width * len(part.rows)) for part in named.tables}
+        dense = wire.HashedBytes(bytes(plan.model.dense * plan.model.precision.dtype.itemsize))
+        take(Download(round_id=ROUND, dense=dense, tables=rows))
+        groups = tuple(
+            TableGroups(
+                table=part.table, included=np.arange(len(part.rows), dtype=np.uint64), shared={}
+            )
+            for part in named.tables
+        )
+        take(RowGroups(round_id=ROUND, stage=StageId(1), tables=groups))
+        sleeper.supply(sfsl.trained(plan, {me: sleeper.pending})[me])
+        take(SurvivorList(round_id=ROUND, stage=StageId(1), survivors=everybody))
+        spent.append(sleeper.spent)
+    return typical(spent)
+
+
+def _take(sleeper: Sleeper, message: Any) -> list[Outbound]:
+    return sleeper.receive(SERVER, wire.encode(message))
 
 
 def between_two(setting: RoundSetting) -> list[tuple[str, Spent, float]]:
@@ -311,24 +370,23 @@ def measure(clients: int, large: int, repeats: int) -> list[machine.Row]:
                 None,
             )
         )
-    say(f"{large} clients, a sparse graph")
-    wide = replace(setting, clients=large, dense=1_000, level="cpp1")
-    sparse = replace(
-        wide.plan, security=replace(wide.plan.security, graph=GraphKind.SPARSE, dropout=0.05)
-    )
-    many = run(wide, sparse, every=EVERY_LARGE, alone=True)
-    for n, level, found in ((clients, setting.level, one), (large, wide.level, many)):
+    wide = replace(setting, clients=large)
+    spread = replace(wide.plan.security, graph=GraphKind.SPARSE, dropout=0.05)
+    sparse = replace(wide.plan, security=spread)
+    say(f"{SAMPLED} of {large} clients, a sparse graph")
+    many = sampled(wide, sparse)
+    for n, found in ((clients, one.client), (large, many)):
         rows.append(
             machine.result(
                 "client: largest snapshot, beside messages stored once",
-                {**at, "n": n, "level": level},
-                found.client.snapshot,
+                {**at, "n": n},
+                found.snapshot,
                 "B",
-                found.client.messages,
+                found.messages,
                 "those messages",
-                found.client.snapshot,
+                found.snapshot,
                 MOST_BYTES if n == large else None,
-                machine.meets(found.client.snapshot, MOST_BYTES) if n == large else None,
+                machine.meets(found.snapshot, MOST_BYTES) if n == large else None,
             )
         )
     return rows

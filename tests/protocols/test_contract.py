@@ -135,8 +135,9 @@ def plain_round() -> Iterator[Case]:
     spec, round_id = harness.row_stage(dense=2), RoundId(3)
     who = [ClientId(c) for c in (4, 9, 11)]
 
-    def client_wake(me: ClientId, number: RoundId = round_id):
-        return lambda s, m: PlainClient.wake(s, m, spec, number, me)
+    def client_wake(me: ClientId, number: RoundId = round_id, width: int = 3):
+        settings = harness.row_stage(dense=2, width=width)
+        return lambda s, m: PlainClient.wake(s, m, settings, number, me)
 
     def server_wake(number: RoundId = round_id, width: int = 3):
         settings = harness.row_stage(dense=2, width=width)
@@ -155,6 +156,7 @@ def plain_round() -> Iterator[Case]:
             PlainClient(spec, round_id, c),
             lambda c=c: client_wake(c),
             client_wake(c, RoundId(4)),
+            client_wake(c, width=4),
             client_wake(ClientId(c + 1)),
         )
         for c in who
