@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from tessera.cli.format import AsJson, write_new
+from tessera.cli.format import AsCsv, AsJson, figures_written, write_new
 from tessera.report import comparison, tables
 from tessera.report import page as report
 from tessera.report.lineup import load_all
@@ -26,17 +26,17 @@ def compare(
         list[Path], typer.Argument(metavar="RUN", help="Run folders of the same data.")
     ],
     out: Annotated[Path, typer.Option(help="File of the page.")] = PAGE,
-    csv: Annotated[Path | None, typer.Option(help="Write the figures as CSV.")] = None,
+    csv: AsCsv = None,
     svg: Annotated[Path | None, typer.Option(help="Write the curves as SVG.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Put RUNs on the same data side by side: a table here, and a page with their curves."""
     found = load_all(runs)
     page = report.save(report.page(found), out)
-    if csv is not None:
-        write_new(csv, tables.as_csv([run.summary() for run in found]))
     if svg is not None:
         write_new(svg, tables.standalone(curve_chart(found)))
+    if figures_written([run.summary() for run in found], csv):
+        return
     if as_json:
         typer.echo(json.dumps(comparison.summary(found, page)))
     else:

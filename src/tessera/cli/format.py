@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -16,10 +16,15 @@ from tessera.crypto import kernel
 from tessera.errors import ConfigError
 from tessera.privacy.exposure import Holders
 from tessera.report.numbers import share
+from tessera.report.tables import as_csv
 from tessera.rounds import schemes
 from tessera.rounds.plan import Plan
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+AsCsv = Annotated[
+    Path | None,
+    typer.Option("--csv", metavar="FILE", help="Write the figures as CSV; -: to stdout alone."),
+]
 DataFolder = Annotated[
     Path | None, typer.Option(help="Folder of data sets (default: $TESSERA_DATA).")
 ]
@@ -106,8 +111,27 @@ def captioned(lines: Iterable[tuple[str, str]]) -> Table:
 # --- files ----------------------------------------------------------------------------------------
 
 
+STDOUT: Final = Path("-")
+
+
+def figures_written(records: Sequence[Mapping[str, Any]], path: Path | None) -> bool:
+    """Write records as CSV where one is asked for; whether stdout has them, and nothing else."""
+    if path == STDOUT:
+        typer.echo(as_csv(records), nl=False)
+    elif path is not None:
+        write_new(path, as_csv(records))
+    return path == STDOUT
+
+
 def write_new(path: Path, text: str) -> None:
     """Write a file that is not there yet."""
-    if path.exists():
-        raise ConfigError(f"{path} is there already", hint="name another file, or remove it")
+    check_new(path)
     path.write_text(text, encoding="utf-8")
+
+
+def check_new(path: Path) -> None:
+    """`ConfigError` where there is such a file, or no folder for it."""
+    if path != STDOUT and path.exists():
+        raise ConfigError(f"{path} is there already", hint="name another file, or remove it")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path.parent}: no such folder", hint="make it first")

@@ -17,7 +17,14 @@ from rich.console import Console
 
 from tessera.cli import plan_schemes
 from tessera.cli import plan_two_server as two_server
-from tessera.cli.format import AsJson, DataFolder, parse_holders, warn_if_slow
+from tessera.cli.format import (
+    AsCsv,
+    AsJson,
+    DataFolder,
+    figures_written,
+    parse_holders,
+    warn_if_slow,
+)
 from tessera.cli.plan_page import show
 from tessera.engines.calibration import round_seconds
 from tessera.engines.description import describe_two_server
@@ -79,6 +86,7 @@ def plan(
         typer.Option("--all-schemes", help="Put all schemes side by side for the plan's task."),
     ] = False,
     data: DataFolder = None,
+    csv: AsCsv = None,
     as_json: AsJson = False,
 ) -> None:
     """Check a plan; predict bytes, rows, privacy and time before running it."""
@@ -88,8 +96,10 @@ def plan(
     if not path:
         raise ConfigError("no plan given", hint="`tessera plan --example > plan.toml` writes one")
     found = Plan.read(Path(path))
+    if csv is not None and not all_schemes:
+        raise ConfigError("--csv is for a table of schemes", hint="use it with --all-schemes")
     if all_schemes:
-        side_by_side(found, data, rows_per_client, as_json)
+        side_by_side(found, data, rows_per_client, csv, as_json)
         return
     if not schemes.of(found).federated:
         raise ConfigError(
@@ -123,13 +133,17 @@ def plan(
         show(report)
 
 
-def side_by_side(plan: Plan, data: Path | None, rows: int | None, as_json: bool) -> None:
+def side_by_side(
+    plan: Plan, data: Path | None, rows: int | None, csv: Path | None, as_json: bool
+) -> None:
     """Every scheme for the plan's task, or for its tables."""
     held = None
     if not plan.is_complete:
         plan, held = with_task(plan, data)
     assumed = plan.union.max_rows if held is None else held.mean
     found = plan_schemes.described(plan, assumed if rows is None else rows)
+    if figures_written(found, csv):
+        return
     if as_json:
         typer.echo(
             json.dumps({"rows_per_client": assumed if rows is None else rows, "schemes": found})

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tessera.cli.format import AsJson, DataFolder
+from tessera.cli.format import AsCsv, AsJson, DataFolder, figures_written
 from tessera.engines.full_ranking import FullRanking, full_ranking
 from tessera.report.numbers import score
 
@@ -26,6 +26,7 @@ def rank(
     ] = 10,
     users: Annotated[int, typer.Option(min=0, help="Most users to look at; 0: all.")] = 0,
     data: DataFolder = None,
+    csv: AsCsv = None,
     as_json: AsJson = False,
 ) -> None:
     """Recall and NDCG of a run's model over all items, beside popularity and successors."""
@@ -38,6 +39,8 @@ def rank(
     found = full_ranking(run, top=top, users=users, data=data, on_progress=progress)
     if shown:
         print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
+    if figures_written([{"predictor": name, **own} for name, own in found.figures.items()], csv):
+        return
     if as_json:
         typer.echo(json.dumps(asdict(found)))
     else:

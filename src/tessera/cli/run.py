@@ -16,7 +16,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from tessera.cli import run_synthetic as synthetic
-from tessera.cli.format import AsJson, DataFolder, captioned, warn_if_slow
+from tessera.cli.format import (
+    AsCsv,
+    AsJson,
+    DataFolder,
+    captioned,
+    check_new,
+    figures_written,
+    warn_if_slow,
+)
 from tessera.engines.runs import PLAN, RUN, RunFolder, free_folder, never_began
 from tessera.errors import ConfigError
 from tessera.report import faults
@@ -61,6 +69,7 @@ def run(
         str,
         typer.Option(metavar="0,1,2", help="Run once per seed; mean and deviation at the end."),
     ] = "",
+    csv: AsCsv = None,
     insecure_test_entropy: Annotated[
         str | None,
         typer.Option(metavar="TEXT", help="Derive every secret from TEXT. For tests only."),
@@ -83,6 +92,13 @@ def run(
         raise ConfigError(
             f"--dropout {dropout} is not a share of clients", hint="use a number from 0 to below 1"
         )
+    if csv is not None and not seeds:
+        raise ConfigError(
+            "--csv is for the figures of several seeds",
+            hint="use it with --seeds; `tessera compare RUN --csv FILE` has those of a run",
+        )
+    if csv is not None:
+        check_new(csv)  # before the first round, not after the last
     begun = resume and not (never_began(path) and (path / PLAN).is_file())
     plan = RunFolder.load(path).plan if begun else Plan.read(path / PLAN if resume else path)
     warn_if_slow(plan)
@@ -113,6 +129,7 @@ def run(
                 trainer=trainer,
                 record_views=record_views,
                 script=insecure_test_entropy,
+                csv=csv,
                 as_json=as_json,
             )
             return
@@ -151,7 +168,9 @@ def parse_seeds(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def several(plan: Plan, seeds: Sequence[int], *, top: Path, as_json: bool, **how: Any) -> None:
+def several(
+    plan: Plan, seeds: Sequence[int], *, top: Path, csv: Path | None, as_json: bool, **how: Any
+) -> None:
     """A run per seed, each in a folder of `top`; mean and standard deviation of the metric."""
     if top.exists():
         raise ConfigError(f"{top} is there already", hint="name another with --out")
@@ -171,6 +190,12 @@ def several(plan: Plan, seeds: Sequence[int], *, top: Path, as_json: bool, **how
         "deviation": stdev(finals) if len(finals) > 1 else None,
         "folders": [one["folder"] for one in found],
     }
+    rows = [
+        {"seed": s, facts["metric"]: one["final"], "folder": one["folder"]}
+        for s, one in zip(seeds, found, strict=True)
+    ]
+    if figures_written(rows, csv):
+        return
     if as_json:
         typer.echo(json.dumps(facts))
         return
