@@ -147,6 +147,9 @@ class Field:
         return (2**64 - 1) // self.order
 
     def pack(self, words: Words) -> bytes:
+        return bytes(self.packed(words))
+
+    def packed(self, words: Words) -> memoryview:
         if not self.contains(words):
             raise MisuseError(f"{self.name}: pack was given words that are not reduced")
         return pack_bits(words, self.word_bytes, self.bits)

@@ -81,6 +81,9 @@ class Group(Protocol):
     def pack(self, words: Words) -> bytes:
         """The elements as a little-endian bit stream of exactly ceil(count * bits / 8) bytes."""
 
+    def packed(self, words: Words) -> memoryview:
+        """What `pack` gives, not yet copied into an object of its own: for long vectors."""
+
     def unpack(self, data: bytes | memoryview, count: int) -> Words:
         """Invert `pack`; ValueError on a wrong length, padding bits set, or a value not reduced."""
 

@@ -136,6 +136,9 @@ class Ring:
         np.bitwise_and(top, self._top_mask, out=top)
 
     def pack(self, words: Words) -> bytes:
+        return bytes(self.packed(words))
+
+    def packed(self, words: Words) -> memoryview:
         if not self.contains(words):
             raise MisuseError(f"{self.name}: pack was given words that are not reduced")
         return pack_bits(words, self.word_bytes, self.bits)
@@ -201,12 +204,12 @@ def require_words(group: Group, words: Words) -> None:
         )
 
 
-def pack_bits(words: Words, word_bytes: int, bits: int) -> bytes:
+def pack_bits(words: Words, word_bytes: int, bits: int) -> memoryview:
     """Words below 2^bits as a bit stream of exactly ceil(count * bits / 8) bytes."""
     flat = np.ascontiguousarray(words).reshape(-1)
     if bits == 8 * word_bytes:
-        return flat.tobytes()
-    return kernel.active().pack(flat, word_bytes, bits).tobytes()
+        return flat.view(np.uint8).data
+    return kernel.active().pack(flat, word_bytes, bits).data
 
 
 def unpack_bits(data: bytes | memoryview, count: int, word_bytes: int, bits: int) -> Words:

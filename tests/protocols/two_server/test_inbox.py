@@ -213,3 +213,12 @@ def test_everything_in_a_subject_is_in_its_digests():
         assert len(set(column)) == 1 + len(others)
     assert one.public_digest((b"ab", b"c")) != one.public_digest((b"a", b"bc"))
     assert one.table_id(0) != one.table_id(1) != replace(others[0]).table_id(1)
+
+
+@pytest.mark.parametrize("purpose", list(Purpose))
+def test_what_is_signed_is_read_from_the_bytes_that_came(purpose: Purpose) -> None:
+    desk = Desk(purpose)
+    _, signed = envelope.unsealed(desk.context, desk.forwarded.box, two_servers.keys()[2])
+    assert signed == envelope.statement(desk.box)
+    other = replace(desk.box, seeds=(bytes(24), *desk.box.seeds[1:]))
+    assert signed != envelope.statement(other)

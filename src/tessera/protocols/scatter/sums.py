@@ -135,9 +135,9 @@ def with_noise(
 def packed(params: TwoServerParams, share: Share, signature: bytes) -> SumShare:
     return SumShare(
         round_id=params.round_id,
-        dense=wire.HashedBytes(params.group.pack(share.dense)),
+        dense=wire.HashedBytes(params.group.packed(share.dense)),
         tables=tuple(
-            wire.HashedBytes(params.group.pack(share.tables[t.table])) for t in params.written
+            wire.HashedBytes(params.group.packed(share.tables[t.table])) for t in params.written
         ),
         signature=signature,
     )
@@ -181,12 +181,12 @@ def opened_sum(params: TwoServerParams, total: TwoServerSum, signature: bytes) -
     group = params.group
     return OpenedSum(
         round_id=params.round_id,
-        dense=wire.HashedBytes(group.pack(total.dense)),
+        dense=wire.HashedBytes(group.packed(total.dense)),
         tables=tuple(
             OpenedRows(
                 table=spec.table,
                 rows=spec.index(total.tables[spec.table].rows).astype(np.uint64),
-                words=wire.HashedBytes(group.pack(total.tables[spec.table].words)),
+                words=wire.HashedBytes(group.packed(total.tables[spec.table].words)),
             )
             for spec in params.written
         ),

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from tessera.crypto.keys import SealingKey, SigningKey, seal_to, verify
+from tessera.crypto.keys import SealingKey, SigningKey, seal_to
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret, encode_context
 from tessera.errors import CryptoError, WireError
@@ -103,16 +103,26 @@ def seal_box(
 
 def unseal_box(context: ReportContext, box: bytes, key: SealingKey) -> HelperBox:
     """The content of a box; `CryptoError` if it was not sealed to this key for this context."""
+    return unsealed(context, box, key)[0]
+
+
+def unsealed(context: ReportContext, box: bytes, key: SealingKey) -> tuple[HelperBox, bytes]:
+    """(The content of a box, what its client has signed): `statement`, of the bytes that came."""
+    data = key.unseal(box, context.box_info)
     try:
-        inside: HelperBox = wire.decode(key.unseal(box, context.box_info), expect=[HelperBox])
+        inside: HelperBox = wire.decode(data, expect=[HelperBox])
     except WireError as error:
         raise CryptoError(f"a box holds another kind of record ({type(error).__name__})") from None
-    return inside
+    return inside, _signed(wire.unsigned_digest(data, len(_UNSIGNED)))
 
 
 def statement(box: HelperBox) -> bytes:
     """What the client signs: everything in the box."""
-    return encode_context(Label.BOX_STATEMENT, wire.digest(replace(box, signature=_UNSIGNED)))
+    return _signed(wire.digest(replace(box, signature=_UNSIGNED)))
+
+
+def _signed(digest: bytes) -> bytes:
+    return encode_context(Label.BOX_STATEMENT, digest)
 
 
 def matches(box: HelperBox, context: ReportContext) -> bool:
@@ -132,8 +142,3 @@ def matches(box: HelperBox, context: ReportContext) -> bool:
         context.client,
         context.report_id,
     )
-
-
-def is_signed(box: HelperBox, public: bytes | None) -> bool:
-    """Whether the client of this certified key made the box."""
-    return public is not None and verify(public, box.signature, statement(box))

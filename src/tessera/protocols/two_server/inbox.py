@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from tessera.crypto.keys import SealingKey, is_public_key
+from tessera.crypto.keys import SealingKey, is_public_key, verify
 from tessera.crypto.secret import Secret
 from tessera.errors import CryptoError, PeerError
 from tessera.ids import ClientId
@@ -131,12 +131,12 @@ class ReportInbox:
     def _checked(self, context: ReportContext, message: Forwarded) -> HelperBox:
         client = context.client
         try:
-            box = envelope.unseal_box(context, message.box, self._box_key)
+            box, signed = envelope.unsealed(context, message.box, self._box_key)
         except CryptoError as error:
             raise self._refusal(client, "sent a box that cannot be unsealed") from error
         if not envelope.matches(box, context):
             raise self._refusal(client, "sent a box of another round, client or report")
-        if not self._is_signed(box, client):
+        if not self._is_signed(box, signed, client):
             raise self._refusal(client, "sent a box with a bad signature")
         # From here on the report is the client's own: its id is used up, whatever follows.
         if not self._is_fresh(message.report_id):
@@ -158,8 +158,10 @@ class ReportInbox:
         )
         return box
 
-    def _is_signed(self, box: HelperBox, client: ClientId) -> bool:
-        return envelope.is_signed(box, self._directory.get(client))
+    def _is_signed(self, box: HelperBox, signed: bytes, client: ClientId) -> bool:
+        """Whether the client of this certified key made the box."""
+        public = self._directory.get(client)
+        return public is not None and verify(public, box.signature, signed)
 
     def _is_fresh(self, report_id: bytes) -> bool:
         return self._replay_guard.accept(report_id)

@@ -70,6 +70,7 @@ from tessera.protocols.wire.frame import (
     head_of,
     kind_of,
     opened,
+    unsigned_digest,
 )
 from tessera.protocols.wire.kinds import (
     Nested,
@@ -130,4 +131,5 @@ __all__ = [
     "record",
     "records",
     "tag_of",
+    "unsigned_digest",
 ]

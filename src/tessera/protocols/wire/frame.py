@@ -81,6 +81,14 @@ def digest_of(data: bytes | memoryview) -> bytes:
     return opened(data)[1]
 
 
+def unsigned_digest(data: bytes, signature: int) -> bytes:
+    """The digest of the record in these bytes with zeros for its last field, of so many bytes.
+
+    For kinds without parts whose last field is a signature: what is signed, not encoded again.
+    """
+    return hashes([data[: -CHECKSUM_BYTES - signature], bytes(signature)])[0]
+
+
 def _read(
     data: bytes | memoryview, expect: Iterable[type[Any]] | None, cap: int, *, known: bool = False
 ) -> tuple[Any, Reader]:
