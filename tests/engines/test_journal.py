@@ -429,3 +429,16 @@ def test_what_was_erased_is_in_neither_file_after_a_fold(tmp_path: Path) -> None
         assert any(secret in file.read_bytes() for file in files), "the log keeps what was erased"
         here.fold()
         assert not any(secret in file.read_bytes() for file in files)
+
+
+@pytest.mark.parametrize("erase", [True, False])
+def test_only_a_journal_that_erases_overwrites_what_it_deletes(tmp_path: Path, erase: bool) -> None:
+    """A leader's does not: what it was sent is no secret from it, and zeros would cost a write."""
+    secret = b"what a client has said" * 500
+    with Journal.open(tmp_path, owner="leader", plan=PLAN, erase=erase) as here:
+        with here.step():
+            here.set_fact("leader", "name", secret)
+        with here.step():
+            here.database.execute("DELETE FROM fact")
+        here.fold()
+        assert (secret[4200:8000] in (tmp_path / NAME).read_bytes()) is not erase

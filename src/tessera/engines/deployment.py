@@ -54,7 +54,8 @@ LEADER: Final = "leader"
 def open_leader(bundle: Bundle, keys: Path, state: Path, entropy: Entropy) -> LeaderService:
     keyring = Keyring.read(keys, SERVER, bundle.digest)
     party = leader_party(bundle, keyring, entropy)
-    journal = Journal.open(state, owner=LEADER, plan=bundle.digest)
+    # Nothing that a leader remembers is secret from it later, and its log keeps it for longer.
+    journal = Journal.open(state, owner=LEADER, plan=bundle.digest, erase=False)
     try:
         with explained(journal.path, "read"):
             return LeaderService(

@@ -108,8 +108,13 @@ class Journal:
         self._afterwards: list[Callable[[], None]] = []
 
     @classmethod
-    def open(cls, folder: Path, *, owner: str, plan: bytes, parties: int = 1) -> Journal:
+    def open(
+        cls, folder: Path, *, owner: str, plan: bytes, parties: int = 1, erase: bool = True
+    ) -> Journal:
         """The journal in this folder, or a new one. One process at a time has it.
+
+        `erase`: what is deleted is overwritten at once. Without it whole pages that become free
+        keep their bytes until they are used again; half of what a leader writes would be zeros.
 
         Another party's, another plan's, a damaged one, or one that is in use: `ConfigError`, and it
         is left as it was.
@@ -125,6 +130,8 @@ class Journal:
                 database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
                 try:
                     starts = _attach(path, database, owner, plan.hex())
+                    if not erase:
+                        database.execute("PRAGMA secure_delete = FAST")
                     for statement in BY_PARTY if parties > 1 else ():
                         database.execute(statement)
                 except BaseException:
