@@ -129,7 +129,8 @@ def test_no_number_per_interaction_where_a_click_rate_is_made_of_all(
         assert "an interaction is in up to 4 examples" in out
     else:
         assert found["epsilon"] is None and "click rate" in found["reason"]
-        assert "per interaction: none" in out and "an interaction is in up to" not in out
+        assert "per interaction: none, since model 'personal'" in out
+        assert "an interaction is in up to" not in out
 
 
 @pytest.mark.parametrize(

@@ -424,8 +424,8 @@ def uses_click_rate(plan: Plan) -> str:
     if "rate" not in clicks.MODELS.get(model, ()):
         return ""
     return (
-        f'[task] model = "{model}" uses the click rate of a client so far, which changes with an '
-        "interaction in every later example"
+        f"model {model!r} of the task uses the click rate of a client so far, which changes with "
+        "an interaction in every later example"
     )
 
 
