@@ -16,7 +16,7 @@ from tessera.report.markup import Content, Markup, table, tag
 from tessera.report.numbers import epsilon, score, share
 from tessera.report.sections.summary import baselines
 from tessera.rounds import as_printed, dp
-from tessera.rounds.plan import NoiseFrom
+from tessera.rounds.plan import NoiseFrom, NoisyRows
 
 ADDED_BY: Final = {
     NoiseFrom.SERVER: "the server",
@@ -66,7 +66,10 @@ def kept(run: RunFigures) -> str:
 
 
 def trust_of(run: RunFigures) -> str:
-    return f"{run.scheme}, noise by {ADDED_BY[dp.section(run.plan).trust]}"
+    section = dp.section(run.plan)
+    rows = ", selected rows" if section.rows is NoisyRows.SELECTED else ""
+    cohorts = ", secret cohorts" if run.plan.drawn_in_secret else ""
+    return f"{run.scheme}, noise by {ADDED_BY[section.trust]}{rows}{cohorts}"
 
 
 def utility(drawn: Sequence[RunFigures], runs: Sequence[RunFigures]) -> Markup:
