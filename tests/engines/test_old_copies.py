@@ -14,7 +14,7 @@ from rounds.population import plan
 from tessera.engines.http.state import state_of
 from tessera.engines.link import OldCopy, name_of
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
-from tessera.rounds.plan import TwoServerPlan
+from tessera.rounds.plan import DPPlan, NoiseFrom, TwoServerPlan
 
 
 def test_a_restored_client_leaves_the_round_and_the_others_go_on(tmp_path: Path) -> None:
@@ -99,6 +99,20 @@ def test_a_helper_keeps_no_report_beyond_its_round(tmp_path: Path) -> None:
     lab.kill(HELPER)
     lab.start(HELPER)
     lab.run(2)
+
+
+@pytest.mark.parametrize("noisy", [True, False])
+def test_a_leader_that_draws_noise_empties_its_log_when_a_round_ends(
+    tmp_path: Path, noisy: bool
+) -> None:
+    """Whoever takes its disk later, and has the helper's share, would take the noise off."""
+    noise = DPPlan(unit="user", trust=NoiseFrom.EACH, noise=2.0, clip=0.5, epsilon=50.0)
+    lab = Lab(plan("two-server", cohort=3, dp=noise if noisy else None), tmp_path / "lab")
+    emptied: list[bool] = []
+    fold = lab.leader.journal.fold
+    lab.leader.journal.fold = lambda: emptied.append(fold() is None)  # type: ignore[method-assign]
+    lab.run(2)
+    assert len(emptied) == (2 if noisy else 0)
 
 
 def test_a_leader_that_is_an_old_copy_aborts_its_round(tmp_path: Path) -> None:

@@ -54,8 +54,9 @@ LEADER: Final = "leader"
 def open_leader(bundle: Bundle, keys: Path, state: Path, entropy: Entropy) -> LeaderService:
     keyring = Keyring.read(keys, SERVER, bundle.digest)
     party = leader_party(bundle, keyring, entropy)
-    # Nothing that a leader remembers is secret from it later, and its log keeps it for longer.
-    journal = Journal.open(state, owner=LEADER, plan=bundle.digest, erase=False)
+    # What it was sent is no secret from a leader later; the noise that it has drawn is.
+    noisy = bundle.plan.dp is not None
+    journal = Journal.open(state, owner=LEADER, plan=bundle.digest, erase=noisy)
     try:
         with explained(journal.path, "read"):
             return LeaderService(

@@ -400,6 +400,8 @@ class LeaderService:
             hand.role.over(outcome, reason)
             self._store_part(hand)
         self._record(event)
+        if self.plan.dp is not None:  # what its noise came from leaves the log, too
+            self.journal.after_commit(self.journal.fold)
 
     def _outcome_of(self, hand: PartInHand) -> PartOutcome:
         role, aborted = hand.role, _why_aborted(hand)
