@@ -46,6 +46,12 @@ def test_runs_compare_by_data_and_name_the_settings_that_differ(runs, tmp_path):
         tessera.compare([runs[0], run])
 
 
+def test_in_a_notebook_a_comparison_as_text_is_text(runs, monkeypatch):
+    """There rich shows what it prints by itself, and what it wrote was lost."""
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert "Differs: cohort = 5, 6" in str(tessera.compare(runs))
+
+
 def test_frames_have_a_row_per_round_and_per_run(runs):
     pandas = pytest.importorskip("pandas")
     frame = runs[0].to_frame()

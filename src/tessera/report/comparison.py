@@ -40,7 +40,13 @@ def summary(runs: Sequence[RunFigures], page: Path) -> dict[str, Any]:
 
 def text(runs: Sequence[RunFigures], width: int = 80) -> str:
     """What `show` prints, without a page, as plain text."""
-    console = Console(width=width, highlight=False, color_system=None, file=io.StringIO())
+    console = Console(
+        width=width,
+        highlight=False,
+        color_system=None,
+        file=io.StringIO(),
+        force_jupyter=False,  # in a notebook rich would show it by itself, and leave no text
+    )
     show(runs, None, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
