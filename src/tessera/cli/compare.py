@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from tessera.cli.format import AsCsv, AsJson, figures_written, write_new
+from tessera.cli.format import AsCsv, AsJson, check_new, figures_written, write_new
 from tessera.report import comparison, tables
 from tessera.report import page as report
 from tessera.report.lineup import load_all
@@ -31,6 +31,9 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Put RUNs on the same data side by side: a table here, and a page with their curves."""
+    for file in (csv, svg):
+        if file is not None:
+            check_new(file)  # before anything is written
     found = load_all(runs)
     page = report.save(report.page(found), out)
     if svg is not None:
