@@ -19,6 +19,8 @@ R = TypeVar("R")
 _KINDS: Final[dict[int, type[Any]]] = {}
 _TAGS: Final[dict[type[Any], int]] = {}
 _LAYOUTS: Final[dict[type[Any], tuple[tuple[str, Codec], ...]]] = {}
+_LEASTS: Final[dict[type[Any], int]] = {}
+_WITH_PARTS: Final[dict[type[Any], bool]] = {}
 
 
 def record(tag: int) -> Callable[[type[R]], type[R]]:
@@ -69,6 +71,18 @@ def _codec_of(kind: type[Any], hint: Any) -> Codec:
     raise MisuseError(f"{kind.__name__}: no codec for a field of type {hint}")
 
 
+def _least(kind: type[Any]) -> int:
+    if kind not in _LEASTS:
+        _LEASTS[kind] = sum(codec.least for _, codec in layout(kind))
+    return _LEASTS[kind]
+
+
+def _has_parts(kind: type[Any]) -> bool:
+    if kind not in _WITH_PARTS:
+        _WITH_PARTS[kind] = any(codec.has_parts for _, codec in layout(kind))
+    return _WITH_PARTS[kind]
+
+
 class Nested(Codec):
     """A record inside another, without a frame of its own."""
 
@@ -77,11 +91,11 @@ class Nested(Codec):
 
     @property
     def least(self) -> int:  # type: ignore[override]
-        return sum(codec.least for _, codec in layout(self.kind))
+        return _least(self.kind)
 
     @property
     def has_parts(self) -> bool:  # type: ignore[override]
-        return any(codec.has_parts for _, codec in layout(self.kind))
+        return _has_parts(self.kind)
 
     def write(self, out: bytearray, value: Any) -> None:
         if type(value) is not self.kind:
@@ -111,7 +125,7 @@ class OneOf(Codec):
 
     @property
     def has_parts(self) -> bool:  # type: ignore[override]
-        return any(Nested(kind).has_parts for kind in self.kinds)
+        return any(_has_parts(kind) for kind in self.kinds)
 
     def write(self, out: bytearray, value: Any) -> None:
         if type(value) not in self.kinds:
