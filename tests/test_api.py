@@ -102,6 +102,13 @@ def test_the_module_runs_as_a_command():
     assert "..." not in done.stdout.split("Commands:")[1]
 
 
+def test_the_folder_of_a_run_may_be_a_string(runs, tmp_path):
+    again = tessera.Run(str(runs[0].folder))
+    assert again == runs[0]
+    again.report(str(tmp_path / "report.html"))
+    assert "<html" in (tmp_path / "report.html").read_text()
+
+
 def test_figures_go_into_files_that_are_not_there_yet(runs, tmp_path, capsys):
     folders = [str(run.folder) for run in runs]
     files = ["--csv", str(tmp_path / "a.csv"), "--svg", str(tmp_path / "a.svg")]

@@ -68,6 +68,9 @@ class Run:
     folder: Path
     task: Task | None = field(default=None, repr=False, compare=False)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder))  # a string is a path, too
+
     @property
     def plan(self) -> Plan:
         return RunFolder.load(self.folder).plan
