@@ -18,7 +18,7 @@ BENCHMARKS = $(shell grep -l '^if __name__ == ' benchmarks/*.py)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo deploy-demo test test-slow sanitize docs bench bench-env clean
+.PHONY: help demo deploy-demo test test-slow campaigns sanitize docs bench bench-env clean
 
 help:  ## what can be made (this list)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,10 +33,13 @@ test: $(CAN_TEST)  ## format, lint, types, and the tests that are not slow
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy --strict src
-	$(VENV)/bin/pytest -m 'not slow' -n 2 -q -rs
+	$(VENV)/bin/pytest -m 'not slow and not campaign' -n 2 -q -rs
 
 test-slow: $(CAN_TEST)  ## the tests marked slow
-	$(VENV)/bin/pytest -m slow -n 2 -q -rs
+	$(VENV)/bin/pytest -m 'slow and not campaign' -n 2 -q -rs
+
+campaigns: $(CAN_TEST)  ## attacks and faults at full size, whose short versions are in the two above
+	$(VENV)/bin/pytest -m campaign -n 2 -q -rs
 
 docs: $(CAN_TEST)  ## the documentation as a site, in build/docs
 	@$(VENV)/bin/python scripts/build_docs.py
