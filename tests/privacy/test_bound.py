@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.errors import MisuseError
-from tessera.privacy.bound import Promise, naming_bound
+from tessera.privacy.bound import CONDITIONS, Promise, in_words, naming_bound
 from tessera.privacy.exposure import TAOBAO, Holders
 from tessera.privacy.naming import pack, posterior
 
@@ -126,3 +126,11 @@ def test_the_argument_by_exchange_on_all_sets() -> None:
         weights = {s: math.prod(ratio[list(s)]) for s in itertools.combinations(range(g), h)}
         share = sum(w for s, w in weights.items() if 0 in s) / sum(weights.values())
         assert share <= naming_bound(holders=h, alike=g, level=level) + 1e-12
+
+
+def test_a_bound_is_never_told_without_its_conditions() -> None:
+    assert in_words(0.1).startswith("a row's holder is identified with at most 10% probability (")
+    assert CONDITIONS in in_words(1 / 3)
+    assert in_words(1.0) == "a row's holder can be identified (B = 100%)"
+    for supposed in ("one holder", "honest", "known row", "server's word"):
+        assert supposed in CONDITIONS

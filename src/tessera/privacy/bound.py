@@ -37,6 +37,24 @@ NAMED: Final = (
     'the same trace; level = "groups" of secure-submodel does'
 )
 
+CONDITIONS: Final = (
+    "one holder in the group, the other members honest, no known row, group and rounds on the "
+    "server's word"
+)
+"""What B supposes, in short. For h holders it is h times as much; members that work with the
+observer make the group smaller; who knows of one row whose it is links others to it by their
+values; and until clients can check both, the server says who is in the group and which rounds
+counted."""
+
+
+def in_words(bound: float) -> str:
+    """B as a short sentence with its conditions: what every headline of fixed groups says."""
+    if bound >= 1.0:
+        return "a row's holder can be identified (B = 100%)"
+    return (
+        f"a row's holder is identified with at most {100.0 * bound:.3g}% probability ({CONDITIONS})"
+    )
+
 
 def naming_bound(*, holders: int, alike: int, level: float = 0.0) -> float:
     """B for a row with `holders` honest holders among `alike` honest clients of equal trace.
