@@ -20,6 +20,7 @@ import numpy as np
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import Label
+from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.data.examples import ClientData, Examples
 from tessera.data.ratings import RatingData
@@ -69,7 +70,7 @@ class Line:
 class CarrierView:
     """All lines in their order."""
 
-    lines: list[Line] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list, repr=False)
 
     _read: dict[bytes, Any] = field(default_factory=dict, repr=False)  # many are sent to all
 
@@ -134,6 +135,28 @@ def difference(one: CarrierView, other: CarrierView) -> str:
         extra = longer[min(len(one.lines), len(other.lines))]
         return f"{len(one.lines)} lines against {len(other.lines)}; the first more: {extra}"
     return ""
+
+
+def words_apart(one: CarrierView, other: CarrierView, ring: Ring) -> tuple[int, int, int]:
+    """Of the sums in two views: words that differ, by how much at most, and how many there are."""
+    apart, most, every = 0, 0, 0
+    for a, b in zip(_sums(one), _sums(other), strict=True):
+        assert len(a) == len(b)
+        steps = np.minimum((a - b) % ring.order, (b - a) % ring.order)
+        apart, most = apart + int(np.count_nonzero(steps)), max(most, int(steps.max(initial=0)))
+        every += len(a)
+    return apart, most, every
+
+
+def _sums(view: CarrierView) -> Iterator[np.ndarray]:
+    """The words of every opened sum as integers."""
+    for line in view.lines:
+        if line.what == "opened":
+            parts = dict(line.content)
+            words = [parts["dense"], *(dict(table)["words"] for _, table in parts["tables"])]
+            yield np.concatenate(
+                [np.frombuffer(raw, dtype).astype(np.int64) for dtype, _, raw in words]
+            )
 
 
 def _differing(a: Line, b: Line) -> str:
@@ -338,4 +361,3 @@ class Script:
 
     def of_round(self, round_id: RoundId, cohort: Any) -> list[Fault]:
         return list(self.faults.get(int(round_id), ()))
-
