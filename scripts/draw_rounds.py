@@ -78,8 +78,11 @@ def plans() -> dict[str, Plan]:
         )
         found[f"`{entry.name}`"] = plan
         if entry.randomises:
-            active = SecurityPlan(threat=Threat.ACTIVE)
-            found[f"`{entry.name}`, active setting"] = replace(plan, security=active)
+            found[f"`{entry.name}`, active setting"] = replace(
+                plan,
+                security=SecurityPlan(threat=Threat.ACTIVE),
+                privacy=PrivacyPlan(level="cpp5"),  # others are refused
+            )
         if entry.two_servers:
             union = TwoServerPlan(domain=Domain.UNION)
             found[f"`{entry.name}`, tables narrowed to a union"] = replace(plan, two_server=union)

@@ -127,7 +127,7 @@ def test_predicted_bytes_are_those_of_real_rounds(scheme: Scheme) -> None:
         '[privacy]\nlevel = "cpp1"\n',
         '[privacy]\nlevel = "cpp5"\n',
         '[privacy]\nlevel = "cpp4"\ndecoys = 0.5\nstrict_quorum = true\n',
-        '[security]\nthreat = "active"\n[privacy]\nlevel = "cpp3"\n',
+        '[security]\nthreat = "active"\n[privacy]\nlevel = "cpp5"\n',
         '[security]\ndropout = 0.05\ngraph = "sparse"\n',
         '[model]\ndense = 3000\nprecision = "float16"\n',
         '[privacy]\nlevel = "groups"\ngroup = 6\n',

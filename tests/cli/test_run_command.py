@@ -160,7 +160,8 @@ def test_every_scheme_runs(
 def test_an_active_plan_runs_with_signed_keys(
     plan_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan_file.write_text(PLAN + '[security]\nthreat = "active"\n')
+    whole = PLAN.replace('"cpp2"', '"cpp5"')
+    plan_file.write_text(whole + '[security]\nthreat = "active"\n')
     told, _ = run(capsys, plan_file, "--rounds", 1)
     phases = [e.get("phase") for e in RunFolder.load(Path(told["folder"])).events()]
     assert phases.count("consistency") == 2

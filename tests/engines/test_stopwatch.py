@@ -85,7 +85,7 @@ def test_a_round_has_the_phases_and_messages_of_its_scheme(
         cohort=6,
         tables=(TablePlan(name="goods", rows=60, width=2),),
         model=ModelPlan(dense=3),
-        privacy=PrivacyPlan(level="cpp2"),
+        privacy=PrivacyPlan(level="cpp5" if threat == "active" else "cpp2"),
         union=UnionPlan(max_rows=10),
         security=SecurityPlan(threat=Threat(threat)),
         two_server=TwoServerPlan(domain=Domain(domain)),

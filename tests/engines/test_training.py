@@ -215,7 +215,8 @@ def test_a_test_part_without_clicks_is_refused(tmp_path):
 
 
 def test_an_active_server_is_withstood_with_keys_of_the_run(tmp_path):
-    plan = toy.plan("secure-submodel", security=SecurityPlan(threat=Threat.ACTIVE))
+    security = SecurityPlan(threat=Threat.ACTIVE)
+    plan = toy.plan("secure-submodel", security=security, privacy={"level": "cpp5"})
     go(tmp_path / "whole", "secure-submodel", 3, plan=plan)
     go(tmp_path / "parts", "secure-submodel", 1, plan=plan)
     go(tmp_path / "parts", "secure-submodel", 3, plan=plan, resume=True)

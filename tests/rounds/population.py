@@ -38,9 +38,10 @@ GOODS, CATEGORIES, WIDTH, DENSE = 200, 12, 3, 5
 
 
 def plan(scheme: str = "secure-submodel", *, cohort: int = 8, **more) -> Plan:
-    privacy = {"level": "cpp4", **more.pop("privacy", {})}
-    union = {"max_rows": 40, **more.pop("union", {})}
     security = more.pop("security", {})
+    level = "cpp5" if security.get("threat") == "active" else "cpp4"  # others are refused
+    privacy = {"level": level, **more.pop("privacy", {})}
+    union = {"max_rows": 40, **more.pop("union", {})}
     return Plan(
         scheme=Scheme(scheme),
         cohort=cohort,

@@ -15,11 +15,12 @@ import pytest
 from rounds import population
 from rounds.population import DENSE, GOODS, derived, plan, specs
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.errors import PeerError, RoundAborted, ServerFault
+from tessera.errors import ConfigError, PeerError, RoundAborted, ServerFault
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.lazy_table import LazyTable
 from tessera.learning.submodel import ModelUpdate, TableUpdate
 from tessera.privacy.period import MemoryPeriods
+from tessera.privacy.response import LEVELS
 from tessera.protocols import wire
 from tessera.protocols.secagg import groups, mask_streams
 from tessera.protocols.secagg.binding import NOTHING
@@ -28,7 +29,7 @@ from tessera.protocols.secagg.identity import identities
 from tessera.rounds import delivery, select
 from tessera.rounds.client import ClientRound
 from tessera.rounds.ideal_round import run_ideal
-from tessera.rounds.local_state import LocalState
+from tessera.rounds.local_state import LocalState, check_rows
 from tessera.rounds.messages import Download, UnionOpened
 from tessera.rounds.server import ServerRound
 
@@ -292,6 +293,35 @@ def test_rows_that_are_said_to_have_no_group_do_not_open_the_dense_part(
     broken.run()
     opened, own = broken.server.sums[-1].dense[:DENSE], submitted[VICTIM].dense[:DENSE]
     assert np.array_equal(opened, own) and own.any()
+
+
+@pytest.mark.parametrize("victim", [0, 5])
+@pytest.mark.parametrize("level", ["cpp1", "cpp2", "cpp3", "cpp4"])
+def test_where_clients_name_different_rows_an_active_server_is_refused(
+    monkeypatch, submitted, level, victim
+):
+    """Without the refusal it opens the dense part of a client, whichever it likes: 8 of 8."""
+    settings = partial(plan, cohort=CLIENTS, privacy={"level": level, "decoys": 0.0})
+    with pytest.raises(ConfigError, match='"active"') as refused:
+        settings(security={"threat": "active"})
+    assert "semi-honest" in refused.value.hint
+
+    monkeypatch.setattr("tessera.rounds.plan.plan.check_liars", lambda plan: None)
+    monkeypatch.setitem(globals(), "VICTIM", ClientId(victim))
+    no_row_has_a_group(monkeypatch)
+    broken = Attack(settings(security={"threat": "active"}), rows=7.0, told=(ClientId(victim),))
+    broken.run()
+    opened, own = broken.server.sums[-1].dense[:DENSE], submitted[victim].dense[:DENSE]
+    assert np.array_equal(opened, own) and own.any()
+
+
+def test_a_client_with_answers_of_its_own_does_not_meet_an_active_server():
+    settings = settings_of("secure-submodel", "active")
+    local = LocalState(real={}, periods=MemoryPeriods(), derived=derived())
+    check_rows(settings, local)
+    local.privacy = LEVELS["cpp4"]
+    with pytest.raises(ConfigError, match="whole union"):
+        check_rows(settings, local)
 
 
 @pytest.mark.parametrize("threat", THREATS)

@@ -285,6 +285,10 @@ def test_a_level_and_probabilities_exclude_each_other() -> None:
             with_section("security", 'threat = "active"', 'graph = "sparse"'),
             ("active", "complete graph"),
         ),
+        (
+            with_section("security", 'threat = "active"') + '[privacy]\nlevel = "cpp3"\n',
+            ('"cpp3"', '"active"', "dense part"),
+        ),
         ("a = = 3", ("not TOML",)),
     ],
 )

@@ -319,7 +319,7 @@ class ClientRound(Follower):
         out = state.sum.receive(SERVER, data)
         if self.plan.grouped and wire.kind_of(data) is secagg.Roster:
             self._check_group(wire.decode(data, expect=(secagg.Roster,)))
-        if wire.kind_of(data) is secagg.RowGroups:
+        if wire.kind_of(data) is secagg.RowGroups and state.sum.knows_groups:  # else it is repeated
             self._check_row_groups(state.sum)
         return state, out
 

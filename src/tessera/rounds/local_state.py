@@ -17,6 +17,7 @@ from tessera.privacy.ledger import Ledger
 from tessera.privacy.period import Agreement, PeriodStore
 from tessera.privacy.response import IndexPrivacy
 from tessera.protocols.two_server.key_period import MemoryStore, OwnKeyStore
+from tessera.protocols.secagg.params import Threat
 from tessera.protocols.union.decoys import Catalogue, WholeTable
 from tessera.rounds import dp, schemes
 from tessera.rounds.plan import Plan, Sharing
@@ -132,3 +133,32 @@ def check_rows(plan: Plan, local: LocalState) -> None:
             "under pseudonyms answers that never change (p3 = 1, p4 = 0) are a fingerprint",
             hint="choose probabilities with instantaneous answers, or those of the plan",
         )
+    own = local.privacy
+    if plan.security.threat is Threat.ACTIVE and plan.has_union and own and not own.names_all:
+        raise ConfigError(
+            'a client with its own index privacy under threat = "active": it does not name the '
+            "whole union, so that it cannot check who shares its rows",
+            hint="leave privacy to the plan",
+        )
+    if plan.grouped:
+        _check_no_choice(plan, local)
+
+
+def _check_no_choice(plan: Plan, local: LocalState) -> None:
+    """Refuse a choice of one's own in a fixed group: it may follow from one's data, and is seen.
+
+    Periods are the exception: an engine gives all members 1 where groups are drawn, or the plan's.
+    """
+    engine_given = (None, 1, plan.privacy.least_rounds)
+    for name, chosen in (
+        ("sharing", local.sharing not in (None, plan.security.sharing)),
+        ("privacy", local.privacy not in (None, plan.privacy.index)),
+        ("quorum", local.quorum not in (0, plan.quorum)),
+        ("own_rounds", local.own_rounds not in engine_given),
+    ):
+        if chosen:
+            raise ConfigError(
+                f"a client of a fixed group has its own {name}: members who choose for "
+                "themselves can be told apart by what they choose",
+                hint=f"leave {name} to the plan, or use another level than groups",
+            )

@@ -151,6 +151,11 @@ class Client(Follower):
             return {}
         return {t.table: t.included for t in self.state.grouping.groups.message.tables}
 
+    @property
+    def knows_groups(self) -> bool:
+        """Whether it has been sent the groups of its rows, and has not submitted values yet."""
+        return isinstance(self.state, Grouped)
+
     def smallest_group(self, table: TableId) -> int:
         """Of the rows it named in a table, once it knows their groups; 0 if one was left out."""
         if not isinstance(self.state, Grouped):

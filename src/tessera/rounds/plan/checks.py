@@ -80,6 +80,25 @@ def check_cohort(plan: Plan) -> None:
         )
 
 
+def check_liars(plan: Plan) -> None:
+    """Refuse an active server where clients cannot check who shares which rows.
+
+    Masks are bound to the rows that two clients share, and who shares what is the server's word. It
+    says that no row has a group and sends dead rows to all but one: that one's dense part opens.
+    Where everybody names the whole union a client knows its groups, and leaves.
+    """
+    if plan.scheme is not Scheme.SECURE_SUBMODEL or not plan.by_rows:
+        return
+    if plan.security.threat is Threat.ACTIVE and not plan.privacy.index.names_all:
+        level = f'level = "{plan.privacy.level}"' if plan.privacy.level else "p1 to p4"
+        raise ConfigError(
+            f'{level} with threat = "active": where clients name different rows they cannot check '
+            "who shares them, and a server that lies about it opens the dense part of one client, "
+            "bit by bit",
+            hint='use level = "groups" or "cpp5", or threat = "semi-honest"',
+        )
+
+
 def check_selection(plan: Plan) -> None:
     """Refuse [update] top where it cannot be hidden, or has nothing to select from."""
     if plan.scheme not in (Scheme.FEDAVG, Scheme.SUBMODEL, Scheme.TWO_SERVER):

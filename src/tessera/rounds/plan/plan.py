@@ -34,6 +34,7 @@ from tessera.protocols.union.sizing import union_bound
 from tessera.rounds.plan import toml
 from tessera.rounds.plan.checks import (
     check_cohort,
+    check_liars,
     check_selection,
     check_tables,
     check_two_servers,
@@ -125,6 +126,7 @@ class Plan:
             return  # to be completed by a task, and checked then
         check_tables(self)
         check_cohort(self)
+        check_liars(self)
         if self.scheme is Scheme.TWO_SERVER:
             check_two_servers(self)
         if self.dp is not None:
