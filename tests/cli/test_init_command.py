@@ -39,7 +39,7 @@ def test_a_model_without_tables_has_no_rows_to_choose(capsys):
     assert cli.main(["init", "mnist", "--scheme", "two-server"]) == 0
     plan = Plan.read(Path("plan.toml"))
     assert plan.selects and plan.update.error_feedback
-    assert "named with probability" not in capsys.readouterr().out
+    assert "identified with" not in capsys.readouterr().out
 
 
 def test_every_key_of_a_plan_is_in_it():
@@ -60,9 +60,9 @@ def test_it_says_how_likely_a_holder_is_named_where_the_user_chooses(scheme, cap
     plan = Plan.read(Path("plan.toml"))
     if scheme == "secure-submodel":
         assert plan.grouped and plan.promise.bound() <= 0.2
-        assert "named with probability B = 10.0% at most" in said
+        assert "identified with at most 10% probability" in said
         assert "where clients come and go nothing exact hides a holder" in said
-        assert "named with probability 1 / group at most (B)" in Path("plan.toml").read_text()
+        assert "identified with probability 1 / group at most (B)" in Path("plan.toml").read_text()
     else:
         assert ("(B = 1)" in said) == (scheme != "fedavg")
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tessera.cli import main as cli
+from tessera.privacy.bound import CONDITIONS
 from tessera.rounds.plan import Scheme
 from tessera.rounds.plan.example import example_plan
 
@@ -74,11 +75,28 @@ def test_epsilon_is_of_the_answers_and_stands_beside_what_is_left_given_the_sums
     assert cli.main(["privacy", *COHORT, "--rounds", "12", "--cpp", "4"]) == 0
     sentence = " ".join(capsys.readouterr().out.split())
     assert "of the answers, per index, given the union and not the sums" in sentence
-    assert "How likely a holder is named after 12 rounds: at most 100% (named" in sentence
-    assert "estimated 9" in sentence
+    assert "A row's holder can be identified (B = 100%); estimated after 12 rounds: 9" in sentence
+
+
+def test_the_bound_of_a_group_stands_with_its_conditions_and_without_an_epsilon(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """No answer of a member is randomised: there is no noise, and so no epsilon."""
     assert cli.main(["privacy", *COHORT, "--group", "10"]) == 0
     sentence = " ".join(capsys.readouterr().out.split())
-    assert "at most 10.0%, estimated" in sentence and "(named" not in sentence
+    assert f"with at most 10% probability ({CONDITIONS}), for any number of rounds" in sentence
+    assert "psilon" not in sentence
+    for each, expected in ((0, "10.0%"), (2, "12.5%"), (5, "20.0%")):
+        assert f"at most (B), {each} members with the server {expected}" in sentence
+
+
+def test_a_late_dropout_at_cpp5_is_qualified(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["privacy", *COHORT, "--cpp", "5"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "in the first round of a period; 100% after one round without dropouts" in shown
+    assert "psilon" not in shown
+    assert cli.main(["privacy", *COHORT, "--cpp", "2"]) == 0
+    assert "first round of a period" not in capsys.readouterr().out
 
 
 def plan_file(folder: Path, scheme: Scheme, *changes: tuple[str, str]) -> str:
@@ -122,8 +140,12 @@ def test_a_plan_with_groups_is_bounded_by_them(
     assert found["bound"] == {"server": pytest.approx(1 / 9), "one_client": pytest.approx(1 / 8)}
     assert found["bound_mean"]["server"] > found["bound"]["server"]  # rows with several holders
     assert found["estimate"]["named"] == 0.0
+    assert found["bound_by_corrupt"] == {str(c): pytest.approx(1 / (10 - c)) for c in (0, 1, 2, 5)}
     assert cli.main(["plan", str(path), "--rounds", "20"]) == 0
-    assert "11.1%" in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "at most (B), 1 member with the server 11.1%" in shown
+    assert "at most (B), 5 members with the server 20.0%" in shown
+    assert CONDITIONS in shown and "psilon" not in shown
 
 
 def test_a_population_below_the_cohort_is_refused(

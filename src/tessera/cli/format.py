@@ -17,6 +17,7 @@ from tessera.errors import ConfigError
 from tessera.privacy.exposure import Holders
 from tessera.report.numbers import share
 from tessera.report.tables import as_csv
+from tessera.report.words import plural
 from tessera.rounds import schemes
 from tessera.rounds.plan import Plan
 
@@ -74,20 +75,24 @@ def parse_holders(text: str) -> Holders:
 # --- naming ---------------------------------------------------------------------------------------
 
 
-def bound(value: float) -> str:
-    """The naming bound; where a plan forces nothing, the word is "named"."""
-    return "named" if value == 1.0 else share(value)
-
-
 def named(naming: Mapping[str, Any], rounds: int) -> str:
-    """A naming forecast in one sentence."""
-    most, guess = naming["bound"]["server"], naming["estimate"]["best_guess"]
+    """A naming forecast in one sentence, with what the bound supposes."""
     after = f"{rounds} round{'s' if rounds != 1 else ''}"
-    word = " (named: the plan hides nobody from the sums)" if most == 1.0 else ""
-    return (
-        f"How likely a holder is named after {after}: at most {share(most)}{word}, "
-        f"estimated {share(guess)}."
-    )
+    words = str(naming["bound_in_words"])
+    if naming["settings"]["group"]:
+        words += ", for any number of rounds"
+    guess = share(naming["estimate"]["best_guess"])
+    return f"{words[0].upper()}{words[1:]}; estimated after {after}: {guess}."
+
+
+def bounds(naming: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(caption, B): one where it is 1 anyway, and else by members that work with the server."""
+    if not naming["settings"]["group"]:
+        return [("at most (B), row of one holder", share(naming["bound"]["server"]))]
+    return [
+        (f"at most (B), {plural(int(each), 'member')} with the server", share(value))
+        for each, value in naming["bound_by_corrupt"].items()
+    ]
 
 
 # --- tables ---------------------------------------------------------------------------------------

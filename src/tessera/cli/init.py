@@ -14,8 +14,7 @@ from rich.console import Console
 from tessera.cli.init_own_file import OWN_FILES, OwnFile
 from tessera.errors import ConfigError
 from tessera.learning.averaging import Average
-from tessera.privacy.bound import COMING_AND_GOING, NAMED
-from tessera.report.numbers import share
+from tessera.privacy.bound import COMING_AND_GOING, NAMED, in_words
 from tessera.rounds import schemes
 from tessera.rounds.plan import (
     DPPlan,
@@ -55,8 +54,8 @@ BUDGET: Final = 3.0
 """The epsilon that a plan with noise begins with."""
 DELTA: Final = 1e-5
 LEVEL_NOTES: Final = (
-    "groups: a row's one holder is named with probability 1 / group at most (B),",
-    "over any number of rounds; cpp1 to cpp5: B = 1, the sums name the holder",
+    "groups: a row's one holder is identified with probability 1 / group at most (B),",
+    "under conditions (`tessera plan`); cpp1 to cpp5: B = 1, the sums identify it",
 )
 
 NO_NOISE: Final = """\
@@ -204,13 +203,12 @@ def noise_for(unit: str, scheme: str, known: Known) -> DPPlan | None:
 
 
 def named_or_not(plan: Plan) -> str:
-    """How likely a row's holder is named over many rounds, where the user chooses."""
+    """How likely a row's holder is identified over many rounds, where the user chooses."""
     if not plan.grouped:
         return f"{NAMED}."
     return (
-        f'level = "groups": a row\'s one holder is named with probability B = '
-        f"{share(plan.promise.bound())} at most, over any number of rounds, in groups of "
-        f"{plan.privacy.group_size}; {COMING_AND_GOING}."
+        f'level = "groups", {plan.privacy.group_size} clients each: '
+        f"{in_words(plan.promise.bound())}, over any number of rounds; {COMING_AND_GOING}."
     )
 
 

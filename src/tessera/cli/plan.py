@@ -31,7 +31,7 @@ from tessera.engines.description import describe_two_server
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.privacy import exposure
-from tessera.privacy.bound import COMING_AND_GOING, NAMED
+from tessera.privacy.bound import COMING_AND_GOING, NAMED, in_words
 from tessera.privacy.guarantee import INDEX_SCOPE, json_number
 from tessera.report.numbers import percent, share, size
 from tessera.rounds import as_printed, dp, schemes
@@ -263,13 +263,17 @@ def describe_privacy(plan: Plan, joined: int | None) -> dict[str, Any]:
             f"--rounds {rounds}: a client takes part in 1 to {most} rounds of a period",
             hint="period_rounds and one_participation in [privacy] decide how many",
         )
-    return {
+    found = {
         "scope": INDEX_SCOPE,
         "level": plan.privacy.level or "custom",
         "p5": privacy.p5,
         "p6": privacy.p6,
-        "epsilon_once": json_number(exposure.epsilon_per_round(privacy)),
         "rounds": rounds,
+    }
+    if privacy.names_all:  # no answer is randomised, and what has no noise has no epsilon
+        return found
+    return found | {
+        "epsilon_once": json_number(exposure.epsilon_per_round(privacy)),
         "epsilon_after_rounds": json_number(exposure.epsilon_after(privacy, rounds)),
         "epsilon_longitudinal": json_number(exposure.epsilon_longitudinal(privacy)),
     }
@@ -345,7 +349,7 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
             f"the cap, max_rows = {plan.union.max_rows:,}, are not trained"
         )
     if entry.randomises:
-        if report["privacy"]["epsilon_once"] == "inf":
+        if report["privacy"].get("epsilon_once") == "inf":
             yield "epsilon is infinite: a client's answers prove which rows it holds"
         missed = max(f.missed for f in forecast.rows.tables)
         if missed > 0.05:
@@ -367,6 +371,8 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
                 "costs less"
             )
     if entry.hides and plan.roots and not dp.covers_rows(plan):
+        if plan.grouped:
+            yield in_words(plan.promise.bound())
         yield COMING_AND_GOING if plan.grouped else NAMED
     if plan.listed and plan.privacy.grouped:
         rows = dp.section(plan).rows.value

@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from tessera.cli import plan_two_server as two_server
-from tessera.cli.format import bound, figures_table
+from tessera.cli.format import bounds, figures_table
+from tessera.privacy.exposure import LATER
 from tessera.privacy.guarantee import OF_THE_ANSWERS
 from tessera.privacy.response import LEVELS
 from tessera.protocols.secagg.params import Threat
@@ -55,8 +56,8 @@ def preamble(report: Mapping[str, Any]) -> Iterator[str]:
             groups = report["groups"]
             line = line.rpartition("; ")[0]
             line += (
-                f"; in fixed groups of {groups['size']}, each with sums of its own. A group in "
-                "which one is missing opens nothing"
+                f"; in fixed groups of {groups['size']}, each with sums of its own. The round "
+                "of a group in which one is missing is discarded"
             )
     elif report["two_server"] is not None:
         line += ", two servers that do not collude; "
@@ -132,7 +133,7 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     if report["two_server"] is not None:
         found |= two_server.facts(report)
     privacy = report["privacy"]
-    if privacy is not None:
+    if privacy is not None and "epsilon_once" in privacy:
         rounds = privacy["rounds"]
         found[f"epsilon {OF_THE_ANSWERS} ({privacy['level']})"] = [
             ("epsilon per round", epsilon(privacy["epsilon_once"])),
@@ -145,7 +146,7 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
         )
     naming = report["naming"]
     if naming is not None:
-        found["given the sums: how likely a holder is named"] = naming_facts(naming)
+        found["given the sums: how likely a row's holder is identified"] = naming_facts(naming)
     if privacy is not None:
         late = report["late_dropout"]
         lines = []
@@ -153,7 +154,7 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
             opens = share(report["groups"]["opens"])
             found["fixed groups"] = [
                 ("clients in a group", count(report["groups"]["size"])),
-                (f"groups that open, if {percent(report['assumed']['dropout'])} drop out", opens),
+                (f"rounds that count, if {percent(report['assumed']['dropout'])} drop out", opens),
             ]
         for name, values in (late or {}).items():
             of = f" ({name})" if len(late) > 1 else ""
@@ -165,6 +166,8 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
                     f"{share(values['confidence'])} ({bare} without decoys)",
                 ),
             ]
+        if lines and "epsilon_once" not in privacy:
+            lines.append(("this figure is", LATER))
         if late is not None:
             found["if one client drops out between union and update"] = lines
     union = report.get("union")
@@ -206,8 +209,8 @@ def naming_facts(naming: Mapping[str, Any]) -> list[tuple[str, str]]:
     rounds = count(settings["rounds_per_client"])
     many = percent(settings["dropout"])
     lines = [
-        ("at most (B), a row with one holder", bound(naming["bound"]["server"])),
-        ("the same, by one client of the cohort", bound(naming["bound"]["one_client"])),
+        *bounds(naming),
+        ("the same, by another client alone", share(naming["bound"]["one_client"])),
         (f"estimated after {rounds} rounds: best guess", share(naming["estimate"]["best_guess"])),
     ]
     if late is not None:

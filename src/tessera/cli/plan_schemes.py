@@ -10,10 +10,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tessera.cli.format import bound, figures_table
+from tessera.cli.format import figures_table
 from tessera.engines.calibration import round_seconds
 from tessera.errors import ConfigError
-from tessera.report.numbers import seconds, size
+from tessera.privacy.bound import CONDITIONS
+from tessera.report.numbers import seconds, share, size
 from tessera.rounds import schemes
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.plan import Plan, PrivacyPlan, Scheme
@@ -70,6 +71,8 @@ def show(records: list[dict[str, Any]], title: str, console: Console) -> None:
     for record in records:
         for line in sentences(record):
             console.print(line, soft_wrap=True)
+    if any(record["holder_named"] < 1.0 for record in records):
+        console.print(f"Holder identified, at most: {CONDITIONS}.", soft_wrap=True)
     console.print(
         "docs/choosing.md says which scheme is for whom; `tessera init TASK --scheme NAME` writes "
         "its plan.",
@@ -81,7 +84,7 @@ def show(records: list[dict[str, Any]], title: str, console: Console) -> None:
 def table_of(records: list[dict[str, Any]]) -> Table:
     table = figures_table()
     table.add_column("scheme", no_wrap=True)
-    for name in ("up", "down", "between\nservers", "server\ntime", "a row's holder\nis named"):
+    for name in ("up", "down", "between\nservers", "server\ntime", "holder identi-\nfied, at most"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in records:
         entry = schemes.named(one["scheme"])
@@ -94,7 +97,7 @@ def table_of(records: list[dict[str, Any]]) -> Table:
             "" if not entry.federated else size(one["bytes_down"]),
             "" if one["bytes_between"] is None else size(one["bytes_between"]),
             "" if one["server_seconds"] is None else seconds(one["server_seconds"]),
-            bound(one["holder_named"]) if entry.hides else READS_ALL,
+            share(one["holder_named"]) if entry.hides else READS_ALL,
         )
     return table
 

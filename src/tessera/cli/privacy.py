@@ -2,7 +2,8 @@
 
 The command parses and prints; every number comes from `tessera.privacy`. Without a choice of
 probabilities it shows the papers' five choices side by side. Epsilons are of the answers, and so
-they are printed beside how likely a holder is named once the sums are known, too.
+they are printed beside how likely a holder is identified once the sums are known, too. Where nobody
+randomises an answer (cpp5, fixed groups) there is no noise, and no epsilon is printed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rich.padding import Padding
 from tessera.cli.format import (
     PAPERS_HOLDERS,
     AsJson,
-    bound,
+    bounds,
     figures_table,
     named,
     parse_holders,
@@ -28,7 +29,7 @@ from tessera.cli.format import (
 from tessera.errors import ConfigError
 from tessera.privacy import exposure
 from tessera.privacy.bound import Promise
-from tessera.privacy.exposure import TAOBAO, Cohort
+from tessera.privacy.exposure import LATER, TAOBAO, Cohort
 from tessera.privacy.guarantee import INDEX_SCOPE, OF_THE_ANSWERS, json_number
 from tessera.privacy.naming_forecast import MOST_ROWS, NamingForecast
 from tessera.privacy.naming_simulation import Setting, within
@@ -161,18 +162,19 @@ def privacy(
         chosen = {"found": found}
     costs = Costs(rows, decoys, catalogue, width, down_bits, up_bits)
     if group and not chosen:
-        chosen = {"cpp5": LEVELS["cpp5"]}
+        chosen = {"group": LEVELS["cpp5"]}
     observed = Observed(population or clients, period_rounds or 0, group)
     observed.check(cohort, chosen)
+    summed = observed.summed(cohort)
     reports = {
-        name: describe(level, cohort, rounds=rounds, costs=costs)
+        name: describe(level, summed, rounds=rounds, costs=costs)
         | {"naming": describe_naming(level, cohort, rounds, observed, several=not chosen)}
         for name, level in (chosen or LEVELS).items()
     }
     if as_json:
         typer.echo(json.dumps(next(iter(reports.values())) if chosen else {"levels": reports}))
     else:
-        show(reports, cohort, rounds=rounds)
+        show(reports, summed, rounds=rounds)
 
 
 def refuse_probabilities(scheme: str, context: typer.Context) -> None:
@@ -236,6 +238,15 @@ class Observed:
     population: int
     period_rounds: int  # 0: one period
     group: int
+
+    def summed(self, cohort: Cohort) -> Cohort:
+        """Those who are summed together: the cohort, or one of its fixed groups."""
+        if not self.group:
+            return cohort
+        holders = cohort.holders
+        if holders == TAOBAO:
+            holders = within(holders, self.group, PAPERS_CLIENTS)
+        return replace(cohort, clients=self.group, holders=holders)
 
     def check(self, cohort: Cohort, chosen: Mapping[str, IndexPrivacy]) -> None:
         if self.population < cohort.clients:
@@ -374,7 +385,7 @@ def describe(privacy: IndexPrivacy, cohort: Cohort, *, rounds: int, costs: Costs
 
 def show(reports: Mapping[str, dict[str, Any]], cohort: Cohort, *, rounds: int) -> None:
     """One column per choice of probabilities, at most 80 characters wide, on stdout."""
-    title = f"Epsilon: {OF_THE_ANSWERS}"
+    title = f"Epsilon: {OF_THE_ANSWERS}" if any(map(has_noise, reports.values())) else None
     table = figures_table(title=title)
     table.add_column("", width=32 if len(reports) > 1 else 52, overflow="fold")
     for name in reports:
@@ -386,15 +397,34 @@ def show(reports: Mapping[str, dict[str, Any]], cohort: Cohort, *, rounds: int) 
         else:
             table.add_row(caption, *cells)
     console = Console(width=80, highlight=False)
+    grouped = any(map(in_group, reports.values()))
     if any(name in LEVELS for name in reports):
         console.print(f"{PRESETS}\n")
     console.print(table)
-    console.print("* a new pseudonym every round, by one-time tokens and a relay: simulation only")
-    console.print("** of all rows of all clients, those whose holder is named with over 90%")
-    console.print("B: a bound for any number of rounds; named: the plan does not hide the holder")
+    if title:
+        console.print(
+            "* a new pseudonym every round, by one-time tokens and a relay: simulation only"
+        )
+    console.print("** of all rows of all clients, those whose holder is identified with over 90%")
+    if not grouped and not all(map(has_noise, reports.values())):
+        console.print(f"*** {LATER} (cpp5)")
+    if not grouped:
+        console.print("B: at most, for any number of rounds; 100%: the holder is not hidden")
+    if title and not all(map(has_noise, reports.values())):
+        console.print("none: everybody names the whole union, without noise, so without epsilon")
     if len(reports) == 1:
         (report,) = reports.values()
         console.print(f"\n{named(report['naming'], rounds)}")
+
+
+def in_group(report: Mapping[str, Any]) -> bool:
+    """Whether it is about a fixed group, which opens whole or not at all."""
+    return bool(report["naming"]["settings"]["group"])
+
+
+def has_noise(report: Mapping[str, Any]) -> bool:
+    """Whether any answer is randomised or differs between rows held and not held."""
+    return not report["p5"] == report["p6"] == 1.0
 
 
 def lines(
@@ -414,24 +444,49 @@ def lines(
         yield row(f"{name} {meaning}", lambda r, name=name: probability(r[name]))  # type: ignore[misc]
     yield row("p5 real row revealed", lambda r: share(r["p5"]))
     yield row("p6 other row revealed", lambda r: share(r["p6"]))
-    yield "epsilon of the answers, not of the sums", None
-    yield row("  epsilon per round", lambda r: epsilon(r["epsilon_once"]))
-    yield row(f"  after {rounds} rounds of a period", lambda r: epsilon(r["epsilon_after_rounds"]))
-    yield row("  longitudinal epsilon", lambda r: epsilon(r["epsilon_longitudinal"]))
-    yield row("  if rounds cannot be linked*", lambda r: epsilon(r["epsilon_under_pseudonyms"]))
-    yield f"given the sums: how likely a holder is named after {rounds} rounds", None
-    yield row("  at most (B), row of one holder", lambda r: bound(r["naming"]["bound"]["server"]))
-    yield row("  the same, by another client", lambda r: bound(r["naming"]["bound"]["one_client"]))
+    if any(map(has_noise, reports)):
+        yield "epsilon of the answers, not of the sums", None
+        for caption, name in (
+            ("epsilon per round", "epsilon_once"),
+            (f"after {rounds} rounds of a period", "epsilon_after_rounds"),
+            ("longitudinal epsilon", "epsilon_longitudinal"),
+            ("if rounds cannot be linked*", "epsilon_under_pseudonyms"),
+        ):
+            cells = [epsilon(r[name]) if has_noise(r) else "none" for r in reports]
+            yield f"  {caption}", cells
+    yield f"given the sums: how likely a holder is identified after {rounds} rounds", None
+    of_each = [bounds(report["naming"]) for report in reports]
+    for found in zip(*of_each, strict=True):
+        yield f"  {found[0][0]}", [value for _, value in found]
+    yield row("  the same, by another client", lambda r: share(r["naming"]["bound"]["one_client"]))
     yield row(
         "  estimated: best guess is right", lambda r: share(r["naming"]["estimate"]["best_guess"])
     )
-    yield row("  estimated: named for certain**", lambda r: share(r["naming"]["estimate"]["named"]))
+    yield row("  estimated: for certain**", lambda r: share(r["naming"]["estimate"]["named"]))
     if cohort.dropout:
         caption = f"  best guess, {percent(cohort.dropout)} drop out late"
         yield row(caption, lambda r: share(r["naming"]["with_dropout"]["best_guess"]))
     yield f"per union row, {cohort.clients} clients, as in the papers", None
     yield row("  p7 Event 1: one update exposed", lambda r: share(r["p7"]))
     yield row("  p8 Event 2: group without row", lambda r: share(r["p8"]))
+    if not any(map(in_group, reports)):
+        yield from dropout_lines(reports, cohort)
+    yield "expected per client and round", None
+    yield row("  rows revealed", lambda r: count(r["rows"]["revealed"]))
+    yield row("  rows trained", lambda r: count(r["rows"]["succinct"]))
+    yield row("  rows, download", lambda r: size(r["bytes"]["download"]))
+    yield row("  rows, upload", lambda r: size(r["bytes"]["upload"]))
+    yield row("  indices, upload", lambda r: size(r["bytes"]["indices"]))
+
+
+def dropout_lines(
+    reports: Sequence[dict[str, Any]], cohort: Cohort
+) -> Iterator[tuple[str, list[str] | None]]:
+    """What dropouts do to rows and their groups; a fixed group without a member opens nothing."""
+
+    def row(caption: str, read: Callable[[dict[str, Any]], str]) -> tuple[str, list[str]]:
+        return caption, [read(report) for report in reports]
+
     quorum = (
         f"quorum {cohort.min_group}, {cohort.colluders} colluders, {percent(cohort.dropout)} drop"
     )
@@ -442,12 +497,7 @@ def lines(
     yield row("  below quorum after dropouts", lambda r: share(r["quorum"]["lost_to_dropout"]))
     yield "if one client drops out between union and update", None
     yield row("  its rows with count zero", lambda r: share(r["late_dropout"]["exposed"]))
-    yield row("  such a row is really its own", lambda r: share(r["late_dropout"]["confidence"]))
+    own = "such a row is its own" + ("" if all(map(has_noise, reports)) else "***")
+    yield row(f"  {own}", lambda r: share(r["late_dropout"]["confidence"]))
     bare = "confidence_without_decoys"
     yield row("  the same without decoys", lambda r: share(r["late_dropout"][bare]))
-    yield "expected per client and round", None
-    yield row("  rows revealed", lambda r: count(r["rows"]["revealed"]))
-    yield row("  rows trained", lambda r: count(r["rows"]["succinct"]))
-    yield row("  rows, download", lambda r: size(r["bytes"]["download"]))
-    yield row("  rows, upload", lambda r: size(r["bytes"]["upload"]))
-    yield row("  indices, upload", lambda r: size(r["bytes"]["indices"]))

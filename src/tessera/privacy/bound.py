@@ -9,7 +9,9 @@ aside. L is the level of the answers, added up over a client's rows, since its r
 
 Why: put any of the g in u's place among the holders. Sums, counts, unions and lists stay the same
 bit by bit, since all g leave the same trace; answers change in likelihood by at most e^(2L). So the
-sets with u weigh at most e^(2L) h / (g - h) of those without.
+sets with u weigh at most e^(2L) h / (g - h) of those without. This takes members that are
+exchangeable: nothing that is seen follows from who a client is
+(`docs/decisions/0017-members-are-exchangeable.md`).
 
 Exact sums hide a holder only among clients with the same trace in *every* round, and a plan forces
 that in one case: fixed groups whose union and sums open over the whole group or not at all, and in
@@ -22,20 +24,22 @@ attack that tests it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tessera.errors import MisuseError
 from tessera.privacy.exposure import Holders
 
 COMING_AND_GOING: Final = (
-    "where clients come and go nothing exact hides a holder (a group that lacks a member opens "
-    "nothing, and without groups B = 1): only noise that no server holds would"
+    "where clients come and go nothing exact hides a holder (the round of a group that lacks a "
+    "member is discarded, and without groups B = 1): only noise that no server holds would"
 )
 NAMED: Final = (
-    "over many rounds the sums name a row's holder (B = 1): nothing here makes two clients leave "
-    'the same trace; level = "groups" of secure-submodel does'
+    "over many rounds the sums identify a row's holder (B = 1): nothing here makes two clients "
+    'leave the same trace; level = "groups" of secure-submodel does'
 )
+CORRUPT_MEMBERS: Final = (0, 2, 5)
+"""Members that work with the server for which B is always printed."""
 
 CONDITIONS: Final = (
     "one holder in the group, the other members honest, no known row, group and rounds on the "
@@ -93,6 +97,11 @@ class Promise:
     def bound(self, *, holders: int = 1, curious_clients: int = 0) -> float:
         """B against the server, or (`curious_clients` = 1) against one client of the group."""
         return naming_bound(holders=holders, alike=self.alike(curious_clients=curious_clients))
+
+    def with_corrupt(self) -> dict[int, float]:
+        """B by members that work with the server: the usual numbers, and the plan's own."""
+        counts = sorted({*CORRUPT_MEMBERS, self.corrupt})
+        return {each: replace(self, corrupt=each).bound() for each in counts}
 
     def mean(self, holders: Holders, *, curious_clients: int = 0) -> float:
         """B averaged over all (row, holder) pairs: what the share of right best guesses keeps."""

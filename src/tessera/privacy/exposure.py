@@ -17,12 +17,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.errors import ConfigError
 from tessera.privacy.response import LEAST, IndexPrivacy
+
+LATER: Final = "in the first round of a period; 100% after one round without dropouts"
+"""About a late dropout where everybody names the whole union: a round in which all are counted
+shows the decoys, which stay for the period."""
 
 Weights = npt.NDArray[np.float64]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tessera.privacy.bound import Promise
+from tessera.privacy.bound import Promise, in_words
 from tessera.privacy.naming import Rates
 from tessera.privacy.naming_simulation import Setting, simulate
 
@@ -66,6 +66,8 @@ class NamingForecast:
                 "server": promise.bound(),
                 "one_client": promise.bound(curious_clients=CURIOUS),
             },
+            "bound_by_corrupt": {str(c): each for c, each in promise.with_corrupt().items()},
+            "bound_in_words": in_words(promise.bound()),
             "bound_mean": {
                 "server": promise.mean(holders),
                 "one_client": promise.mean(holders, curious_clients=CURIOUS),

@@ -16,8 +16,8 @@ from tessera.privacy.events import THE_UNION, ExactRelease
 from tessera.privacy.ledger import Ledger
 from tessera.privacy.period import Agreement, PeriodStore
 from tessera.privacy.response import IndexPrivacy
-from tessera.protocols.two_server.key_period import MemoryStore, OwnKeyStore
 from tessera.protocols.secagg.params import Threat
+from tessera.protocols.two_server.key_period import MemoryStore, OwnKeyStore
 from tessera.protocols.union.decoys import Catalogue, WholeTable
 from tessera.rounds import dp, schemes
 from tessera.rounds.plan import Plan, Sharing

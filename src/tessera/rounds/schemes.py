@@ -231,8 +231,9 @@ _ENTRIES: Final = (
         phases=phases.masked_phases,
         costs=phases.MASKED,
         knowledge=Knowledge(
-            server="The sum over the survivors, hence which rows changed in the cohort, "
-            "but not whose. Who took part, who dropped out and when.",
+            server="The sum over the survivors, hence which rows changed in the cohort; not whose "
+            "in one round, but over several, when cohorts are drawn anew. Who took part, who "
+            "dropped out and when.",
             clients="The whole model of every round; ids and public keys of everybody in the "
             "cohort.",
             honest="Clients: fewer than the threshold may collude with the server. Against a "
@@ -252,20 +253,22 @@ _ENTRIES: Final = (
         costs=phases.MASKED,
         knowledge=Knowledge(
             server="The union of the rows of each fixed group (at cpp1 to cpp5: of the cohort), "
-            "with decoys, exactly. For each row its sum and count; that of a row with one holder "
-            "is its exact update. A fixed group hides whose, in all rounds. At cpp1 to cpp5 also "
-            "a randomised set of rows of each client, and rows below the quorum with who named "
-            "them; over several rounds, sums and answers together name most holders. Who took "
-            "part and who dropped out.",
+            "exactly. For each row its sum and count; that of a row with one holder is its exact "
+            "update. Whose it is stays hidden in a fixed group, for any number of rounds, from "
+            "whoever knows no row of a member beforehand: one that is known leads to others by "
+            "their values. At cpp1 to cpp5 also a randomised set of rows of each client, and rows "
+            "below the quorum with who named them; over several rounds, sums and answers together "
+            "identify most holders. Who took part and who dropped out.",
             clients="The union; who else named the rows they named themselves, and the values of "
             "those rows; ids and public keys of everybody in the fixed group or cohort.",
-            honest="Clients: fewer than the threshold may collude with the server, and every row's "
-            "group needs two honest members. Against a server that lies, groups must be about a "
-            "third of the cohort (the active setting).",
+            honest="Clients. In a fixed group all other members: a holder is hidden among the "
+            "honest ones. At cpp1 to cpp5 fewer than the threshold may collude with the server, "
+            "and every row's group needs two honest members. Against a server that lies (the "
+            "active setting) only fixed groups and cpp5 are offered.",
             plan="the union of the cohort's rows, every client's randomised index set, "
             "and the sum and count of each row",
             plan_of_groups="of each fixed group the union of its rows, and the sum and count of "
-            "each row; not which of its members hold a row",
+            "each row; which of its members holds a row only as a guess, bounded by B",
         ),
     ),
     SchemeEntry(
