@@ -82,6 +82,7 @@ def params(*tables: TwoServerTable, clients: int = 3, group: Group | None = None
         "plan_hash": harness.PLAN,
         "cohort": clients,
         "min_cohort": 2,
+        "most_excluded": clients - 1,
         "group": group or Ring(32),
         "servers": servers(),
         "tables": tables or (table(),),

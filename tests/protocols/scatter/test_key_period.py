@@ -174,7 +174,7 @@ def test_a_helper_does_not_release_over_fewer_either():
     written(network)
     network = network.later()
     network.writing(network.handshake())
-    network.roles[SERVER]._check_list = lambda held: None  # a leader that does not mind
+    network.roles[SERVER]._check_list = lambda *_: None  # a leader that does not mind
     written(network, network.clients[1:])
     assert "without 1 clients of the period" in network.left[HELPER].reason
     assert network.total is None and not network.sent("SumShare")

@@ -194,7 +194,8 @@ def one_of_each(cases: list[Case]) -> list[Case]:
 def cases() -> tuple[Case, ...]:
     def plan(**way: Any) -> Plan:
         two = {"write": "dpf", "min_cohort": 2, **way}
-        return two_server_plan(two, cohort=COHORT, union={"max_rows": 5})
+        security = {"dropout": 0.4}  # one of three may be excluded
+        return two_server_plan(two, cohort=COHORT, union={"max_rows": 5}, security=security)
 
     made = [
         *recorded("whole", plan(domain="whole"), meddle=spoiled),

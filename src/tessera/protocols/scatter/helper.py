@@ -1,14 +1,18 @@
 """The helper of a private write: one list of reports per round, and one share of its sum.
 
-The leader cannot choose the list. When collection closes, the leader names every report that it has
-forwarded, and the helper says which of those it does not hold; the rest is the list. A leader that
-leaves out a report which has reached the helper, or proposes another list or one that is too short,
-has broken the protocol: the helper leaves, and nothing is released. So a round has one sum only,
-and no two sums can be subtracted. Its replay guard records the list, so that this also holds for a
-helper that is woken from an older state.
+When collection closes, the leader names every report that it has forwarded, and the helper says
+which of those it does not hold; the rest is the list. A leader that leaves out a report which has
+reached the helper, or proposes another list or one that is too short, has broken the protocol: the
+helper leaves, and nothing is released. So a round has one sum only, and no two sums can be
+subtracted. Its replay guard records the list, so that this also holds for a helper that is woken
+from an older state.
 
 Where keys are checked, the helper tosses a coin once the leader has named all reports, hears the
 leader's sums of tags, and excludes whoever has others there (`crypto/verifiable.py`).
+
+A leader still has a say in who is in the sum: before the list by not forwarding a report, down to
+`min_cohort`, and after it by naming what it did not forward or by wrong sums of tags. So whoever is
+excluded after the list counts against `most_excluded`, and beyond it nothing is released.
 
 Messages between the servers may be lost or repeated. A repetition of the last one is answered with
 the same bytes, a repetition of an earlier one is ignored, and different bytes in place of either
@@ -31,7 +35,7 @@ from tessera.ids import HELPER, SERVER, ClientId
 from tessera.protocols import wire
 from tessera.protocols.machine import Follower, Left, Moved, Outbound, Steps
 from tessera.protocols.scatter import sums
-from tessera.protocols.scatter.members import keep_keys, missing_members
+from tessera.protocols.scatter.members import keep_keys, missing_members, too_many_excluded
 from tessera.protocols.scatter.messages import (
     CheckCoin,
     CheckSums,
@@ -101,6 +105,7 @@ class ShareReleased:
     """The share of this round is released; its bytes are kept, the reports are not."""
 
     reports: Listed = field(repr=False)
+    excluded: Reasons
     share: Annotated[Kept[SumShare], ByDigest(SumShare)]
 
 
@@ -110,6 +115,7 @@ class SumReceived:
     """The leader has sent the sum; the round is over, and a later fault changes nothing."""
 
     reports: Listed = field(repr=False)
+    excluded: Reasons
     opened: Annotated[Kept[OpenedSum], ByDigest(OpenedSum)]
 
 
@@ -226,6 +232,13 @@ class WriteHelper(Follower):
             self._total = sums.sum_from_message(self.params, state.opened.message, state.reports)
         return self._total
 
+    @property
+    def excluded(self) -> dict[ClientId, str]:
+        """The clients that were excluded after the list was closed, and why."""
+        phase = self.state
+        fixed = isinstance(phase, ListFixed | ShareReleased | SumReceived)
+        return dict(phase.excluded) if fixed else {}
+
     def resend(self) -> list[Outbound]:
         """The last message again, byte for byte."""
         return self._to_leader(self.state)
@@ -284,7 +297,8 @@ class WriteHelper(Follower):
         """Whoever has other sums here is left out: its leaves are taken out of the shares again.
 
         A leader that lies is told the same of every client, whatever that client wrote: the sums
-        differ, or they are those that it could compute itself.
+        differ, or they are those that it could compute itself. How many it can have excluded so is
+        bounded when it asks for the share.
         """
         theirs = kept.message.sums
         if theirs.keys() != phase.held.keys() | phase.excluded.keys():
@@ -315,7 +329,7 @@ class WriteHelper(Follower):
         )
 
     def _check_closing(self, phase: HoldingReports, message: Closing) -> None:
-        """Every report that has reached the helper is on the list, so the leader has no choice."""
+        """Every report that has reached the helper is on the list."""
         if any(message.reports.get(c) != report.digest for c, report in phase.held.items()):
             raise self._fault("left out a report that it had forwarded")
 
@@ -338,7 +352,9 @@ class WriteHelper(Follower):
         unsigned = sums.packed(self.params, share, bytes(64))
         statement = sums.sum_statement(self.header, message.reports, unsigned)
         signed = replace(unsigned, signature=self._key.sign(statement))
-        following = ShareReleased(reports=message.reports, share=Kept.of(signed))
+        following = ShareReleased(
+            reports=message.reports, excluded=phase.excluded, share=Kept.of(signed)
+        )
         self._rows = None
         self.inbox.forget()
         return following, self._to_leader(following)
@@ -347,6 +363,9 @@ class WriteHelper(Follower):
         due = {c: report.digest for c, report in phase.held.items()}
         if message.reports != due:
             raise self._fault("proposed a list that differs from what both hold")
+        excluded = len(phase.excluded)
+        if reason := too_many_excluded(self.params, excluded, len(due) + excluded):
+            raise self._fault(f"requested a sum where {reason}")
         if len(due) < self.params.min_cohort:
             raise self._fault(f"requested a sum over {len(due)} reports")
         if missing := missing_members(self.params, self._keys, due):
@@ -374,7 +393,7 @@ class WriteHelper(Follower):
             self._total = sums.sum_from_message(self.params, message, phase.reports)
         except ValueError as error:
             raise self._fault(f"sent an invalid sum: {error}") from error
-        return SumReceived(reports=phase.reports, opened=kept), []
+        return SumReceived(reports=phase.reports, excluded=phase.excluded, opened=kept), []
 
 
 STEPS: Final[Steps] = {

@@ -309,7 +309,7 @@ class WriteLeader(Coordinator):
         if not reasons.keys() <= phase.held.keys():
             raise self._refuse(HELPER, "excluded a client that was not on the list")
         held = {c: report for c, report in phase.held.items() if c not in reasons}
-        self._check_list(held)
+        self._check_list(held, len(reasons))
         if self.params.key_rounds > 1 and self._keys is None:
             # Before the helper can store its own, which is when it releases its share.
             found = {c: each.report.message for c, each in held.items()}
@@ -365,9 +365,10 @@ class WriteLeader(Coordinator):
         forests = layouts_of(self.params, self.header).forests(Purpose.WRITE)
         return reported(context, report.public, report.seeds, forests, self._keys)
 
-    def _check_list(self, held: Mapping[ClientId, LeaderReport]) -> None:
-        """Enough reports; rounds of a key period open over the list of its first, or not at all."""
-        if found := shortage(self.params, self._keys, held):
+    def _check_list(self, held: Mapping[ClientId, LeaderReport], excluded: int = 0) -> None:
+        """Enough reports, and not too many that the helper excluded; rounds of a key period open
+        over the list of its first, or not at all."""
+        if found := shortage(self.params, self._keys, held, excluded):
             raise self._too_few(*found)
 
     def _end(self, state: Any) -> None:

@@ -227,7 +227,8 @@ class TwoServerParams:
 
     `dense` counts the words that every client writes besides its rows, `dense_bytes` the bytes that
     it reads besides them. `min_cohort` is the fewest reports that are ever added up, `corrupt` of
-    which may be a server's own. A table of over `row_limit` rows has to be narrowed to a union
+    which may be a server's own; no more than `most_excluded` are left out once their list is
+    closed. A table of over `row_limit` rows has to be narrowed to a union
     first: evaluation touches about three times its rows for every client. One that is written and
     not read may have `WRITTEN_LIMIT`: nobody would know what to narrow it to. With `verify` both
     servers check that a client writes one row in a bin at most. Keys last `key_rounds` rounds, and
@@ -240,6 +241,7 @@ class TwoServerParams:
     plan_hash: bytes
     cohort: int
     min_cohort: int
+    most_excluded: int
     group: Group
     servers: Servers
     tables: tuple[TwoServerTable, ...] = ()
@@ -268,6 +270,10 @@ class TwoServerParams:
                 f"two servers: min_cohort {self.min_cohort} of a cohort of {self.cohort} with "
                 f"{self.corrupt} corrupt: a sum needs two honest clients to hide one client's rows",
                 hint=f"min_cohort is {self.corrupt + 2} to {self.cohort}",
+            )
+        if not 0 <= self.most_excluded < self.cohort:
+            raise ConfigError(
+                f"two servers: {self.most_excluded} of {self.cohort} reports may be excluded"
             )
         if self.key_rounds < 1:
             raise ConfigError(f"two servers: keys that last {self.key_rounds} rounds")
@@ -352,6 +358,7 @@ class TwoServerParams:
             self.plan_hash,
             self.cohort,
             self.min_cohort,
+            self.most_excluded,
             self.group.name,
         ]
         parts += [self.servers.leader, self.servers.helper, self.servers.box]

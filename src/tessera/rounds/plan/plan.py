@@ -336,7 +336,12 @@ class Plan:
             return self._secagg(RoundId(0), (one,)).min_survivors
         if self.scheme is Scheme.TWO_SERVER and self.two_server.min_cohort:
             return self.two_server.min_cohort
-        return self.fewest_clients - int(self.security.dropout * self.fewest_clients)
+        return self.fewest_clients - self.most_missing
+
+    @property
+    def most_missing(self) -> int:
+        """Clients of a round that may be missing by [security] dropout."""
+        return int(self.security.dropout * self.fewest_clients)
 
     @cached_property
     def noisy_vector(self) -> NoisyVector | None:

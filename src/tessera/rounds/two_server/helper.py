@@ -279,6 +279,12 @@ class HelperRound(Follower):
         return self.state.write.total if isinstance(self.state, SumShown) else None
 
     @property
+    def excluded(self) -> Mapping[ClientId, str]:
+        """Clients that were left out after their list was closed, and why."""
+        state = self.state
+        return state.write.excluded if isinstance(state, ServingReports | SumShown) else {}
+
+    @property
     def result(self) -> RoundResult | None:
         """The means that follow from the sum it was shown; None if it was shown none.
 

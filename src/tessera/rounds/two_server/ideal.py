@@ -414,6 +414,8 @@ class IdealHelperRetrieval(IdealRole):
 class IdealHelperWrite(IdealRole):
     """The helper's side: it is shown the sum."""
 
+    excluded: Mapping[ClientId, str] = {}
+
     def __init__(
         self,
         party: TrustedServers,

@@ -76,6 +76,7 @@ def two_server_params(
         plan_hash=plan.digest,
         cohort=plan.most_clients,
         min_cohort=max(2, plan.least_survivors),
+        most_excluded=plan.most_missing,
         group=plan.ring,
         servers=servers,
         tables=tuple(tables),
