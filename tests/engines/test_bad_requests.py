@@ -360,7 +360,7 @@ def test_the_honest_clients_were_not_disturbed(live: Deployment) -> None:
     ended = live.until(lambda status: (status["round"] or 0) >= 1)["rounds"][-1]
     answer = Sender(live, ClientId(0)).send("POST", "/v1/messages?round=0&received=99")
     assert answer.status_code == 410 and answer.json() == {
-        key: ended[key] for key in ("outcome", "reason", "survivors")
+        key: ended[key] for key in ("outcome", "reason", "survivors", "excluded")
     }
     live.wait(60)
     assert [e["survivors"] for e in live.outcomes()] == [5, 5]

@@ -26,6 +26,7 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
             ("evaluated over", f"{domain} (row_limit = {found['row_limit']:,})"),
             ("by each server for one client", looked),
             ("a sum is opened over at least", f"{found['min_cohort']} clients"),
+            ("excluded once their list is closed", f"at most {found['most_excluded']} clients"),
         ],
     }
 

@@ -105,6 +105,7 @@ def describe_two_server(plan: Plan, traffic: TwoServerTraffic | None) -> dict[st
         "max_rows": plan.union.max_rows,
         "min_cohort": least,
         "may_vanish": plan.cohort - least,
+        "most_excluded": plan.most_missing,
         "rows_looked_at": None if traffic is None else sum(int(f.sizes.sum()) for f in forests),
         "aes_blocks": None if traffic is None else sum(f.aes_blocks for f in forests),
         "tables": [

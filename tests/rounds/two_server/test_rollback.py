@@ -164,13 +164,14 @@ def bins_shown(first: Any, second: Any, forests: tuple[Any, ...]) -> list[int] |
         steps = forest.public_bytes - forest.finals_bytes
         if one[:steps] != two[:steps]:
             return None
-        each = forest.finals_bytes // forest.trees.count
-        finals = [bytes(part[steps : forest.public_bytes]) for part in (one, two)]
-        shown += [
-            tree
-            for tree in range(forest.trees.count)
-            if len({final[each * tree :][:each] for final in finals}) == 2
+        values, count = forest.values, forest.trees.count
+        words = [  # packed bit by bit: two trees may share a byte
+            values.group.unpack(
+                part[steps : forest.public_bytes], count * values.per_leaf * values.words
+            ).reshape(count, -1)
+            for part in (one, two)
         ]
+        shown += np.flatnonzero((words[0] != words[1]).any(axis=1)).tolist()
     return shown
 
 

@@ -51,5 +51,10 @@ class CommittedOutcomes:
 def outcome_of(event: dict[str, Any]) -> dict[str, Any]:
     """A round's end in the words of `RoundOver`."""
     if event["event"] == "RoundFinished":
-        return {"outcome": "done", "reason": "", "survivors": event["survivors"]}
+        return {
+            "outcome": "done",
+            "reason": "",
+            "survivors": event["survivors"],
+            "excluded": sum(event["excluded"].values()),
+        }
     return {"outcome": "aborted", "reason": event["reason"], "phase": event["phase"]}

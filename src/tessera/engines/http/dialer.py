@@ -220,7 +220,8 @@ class Dialer:
             return
         if party.is_over:
             self.rounds_ended += 1
-            self._log("ended", round=self._round, phase=party.role.phase)
+            why = {"reason": party.left} if party.left else party.ended
+            self._log("ended", round=self._round, phase=party.role.phase, **why)
 
     def _take_and_train(self, messages: Sequence[Numbered]) -> None:
         """In one step: what the leader sends to be trained, and the update that comes of it."""

@@ -49,6 +49,8 @@ class DialingParty(ABC):
         self.journal, self.me, self.name = journal, me, name_of(me)
         self.role: Any = None
         self.left = ""
+        self.ended: dict[str, int] = {}
+        """What its log says of the last round that has ended."""
         self.links = Links(journal, self.name, [SERVER])
 
     @property

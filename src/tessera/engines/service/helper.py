@@ -82,6 +82,10 @@ class HelperService(DialingParty):
         """Once it was shown the sum: the model steps, and nothing else is left of the round."""
         if self.role.phase != "done":
             return
-        assert self.round_id is not None
+        assert self.round_id is not None and self.role.total is not None
+        self.ended = {
+            "included": len(self.role.total.survivors),
+            "excluded": len(self.role.excluded),
+        }
         self.course.conclude(self.round_id, self.role.result)
         self.role.over(RoundOutcome.DONE)

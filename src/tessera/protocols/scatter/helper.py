@@ -63,7 +63,7 @@ from tessera.protocols.two_server.params import TwoServerParams
 from tessera.protocols.two_server.replay_guard import ReplayGuard
 from tessera.protocols.two_server.workers import SingleWorker, Workers
 
-CHECK_FAILED: Final = "wrote more than one row in a bin, or keys that are none"
+CHECK_FAILED: Final = "wrote more than one leaf in a bin, or invalid keys"
 """Of a client whose tags do not add up to the same at both servers."""
 
 

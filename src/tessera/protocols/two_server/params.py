@@ -231,7 +231,7 @@ class TwoServerParams:
     closed. A table of over `row_limit` rows has to be narrowed to a union
     first: evaluation touches about three times its rows for every client. One that is written and
     not read may have `WRITTEN_LIMIT`: nobody would know what to narrow it to. With `verify` both
-    servers check that a client writes one row in a bin at most. Keys last `key_rounds` rounds, and
+    servers check that a client writes one leaf in a bin at most. Keys last `key_rounds` rounds, and
     `absent` says what happens if somebody with keys is missing in a later one. Each server adds
     `noise` of this deviation to every word of its share, and then every row opens.
     """
@@ -351,14 +351,14 @@ class TwoServerParams:
 
     @cached_property
     def context(self) -> bytes:
-        """A digest that binds boxes, signatures and shares to this round and no other."""
+        """A digest that binds boxes, signatures and shares to this round and no other. What is not
+        listed (`row_limit`, `most_excluded`) follows from the plan, whose hash is."""
         parts: list[int | bytes | str] = [
             self.federation,
             self.round_id,
             self.plan_hash,
             self.cohort,
             self.min_cohort,
-            self.most_excluded,
             self.group.name,
         ]
         parts += [self.servers.leader, self.servers.helper, self.servers.box]

@@ -412,7 +412,10 @@ class TwoServerPlan:
     row_limit: int = 2**20
     """Most rows of a table that is processed whole."""
     min_cohort: int = 0
-    """Fewest reports that are summed; 0: what [security] dropout leaves."""
+    """Fewest reports that are summed; 0: what [security] dropout leaves.
+
+    Once their list is closed, no more are excluded than dropout allows, whatever this is.
+    """
     stash: int = 0
     """Rows that may miss their bin, for small tables only."""
     check: bool = True
@@ -422,9 +425,10 @@ class TwoServerPlan:
     rows a client has.
     """
     verify: bool = True
-    """Both servers check that a client writes one row in a bin at most; false takes fewer bytes.
+    """Both servers check that a client writes one leaf in a bin at most; false takes fewer bytes.
 
-    A client that fails is left out of the sum. How large its words are is not checked.
+    A leaf is one row, or up to four rows of few words. A client that fails is left out of the sum.
+    How large its words are is not checked.
     """
     key_rounds: int = 1
     """Rounds that a client's keys last; it sends shorter reports in all but the first of them.
