@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import count
 
 import pytest
 from hypothesis import settings
@@ -10,6 +11,20 @@ from hypothesis import settings
 # The same examples on every machine and in every run, however slow: a failure can be repeated.
 settings.register_profile("tessera", derandomize=True, deadline=None)
 settings.load_profile("tessera")
+
+
+HOMES = count()
+
+
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory):
+    return tmp_path_factory.mktemp("homes")
+
+
+@pytest.fixture(autouse=True)
+def own_home(homes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees or writes what the user account, or another test, has offered to groups."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(homes / str(next(HOMES))))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

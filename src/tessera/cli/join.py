@@ -12,7 +12,7 @@ from tessera.cli.deployed import BundleFile, State, TestEntropy, entropy_of
 from tessera.cli.format import DataFolder
 from tessera.crypto.entropy import Entropy
 from tessera.engines.bundle import Bundle
-from tessera.engines.deployment import ClientMaker, open_clients, synthetic_maker
+from tessera.engines.deployment import Account, ClientMaker, open_clients, synthetic_maker
 from tessera.engines.http.dialing import dial
 from tessera.engines.keyring import Keyring, folder_of
 from tessera.engines.logs import JsonLog
@@ -32,6 +32,21 @@ def join(
         str | None, typer.Option(metavar="A-B", help="Host these clients over one state.")
     ] = None,
     data: DataFolder = None,
+    home: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where this account keeps which rows met which group, for all federations "
+            "(default: $XDG_STATE_HOME/tessera).",
+        ),
+    ] = None,
+    accept_identification: Annotated[
+        bool,
+        typer.Option(
+            "--accept-identification",
+            help="Offer rows that have met another group: whose they are can then be found, B = 1.",
+        ),
+    ] = False,
     insecure_test_entropy: TestEntropy = None,
 ) -> int:
     """Take part in rounds: as one client of the bundle's task, or a synthetic one."""
@@ -46,7 +61,14 @@ def join(
             Keyring.read(keys / folder_of(each), each, packed.digest)
             for each in several(clients or "")
         ]
-    services = open_clients(packed, keyrings, Path(state), entropy, maker(packed, data, entropy))
+    services = open_clients(
+        packed,
+        keyrings,
+        Path(state),
+        entropy,
+        maker(packed, data, entropy),
+        Account(home, accept_identification),
+    )
     with services[0].journal:
         party = f"client {client}" if client is not None else f"clients {clients}"
         members = list(zip(services, keyrings, strict=True))

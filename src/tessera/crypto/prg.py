@@ -137,6 +137,7 @@ class Label(StrEnum):
     AUTHORITY = "authority key"  # entropy -> the key that signs a deployment's directory
     DIRECTORY = "tessera directory"  # signed: everybody's public keys
     REQUEST = "tessera request"  # signed: a request to the leader
+    OFFERED_ROW = "tessera offered row"  # an account's key -> a row of its data, an id of a group
     MEASUREMENT = "plan"  # entropy -> keys with which `tessera plan` measures this machine
 
     # Below and above the protocols

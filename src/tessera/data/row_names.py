@@ -79,6 +79,16 @@ class RowNames:
     def name(self, row: int) -> str:
         return self._name_of[int(row)]
 
+    def all_in(self, rows: npt.NDArray[Any]) -> list[str]:
+        """Every name in these rows; "" stands for rows that have none."""
+        if self.rows is None:
+            places = rows[rows < len(self.names)].astype(np.int64)
+            unnamed = len(places) < len(rows)
+        else:
+            places = np.flatnonzero(np.isin(self.rows, rows.astype(np.int64)))
+            unnamed = not np.isin(rows.astype(np.int64), self.rows).all()
+        return [*(self.names[place] for place in places.tolist()), *([""] if unnamed else [])]
+
     def as_json(self) -> dict[str, Any]:
         rows = None if self.rows is None else self.rows.tolist()
         return {"names": list(self.names), "rows": rows}

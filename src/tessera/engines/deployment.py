@@ -7,6 +7,7 @@ without a task is synthetic (`engines/population.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ from tessera.engines.bundle import Bundle
 from tessera.engines.journal import Journal, explained
 from tessera.engines.keyring import Keyring
 from tessera.engines.link import name_of
+from tessera.engines.offered_rows import OfferedRows, OneGroup, default_home
 from tessera.engines.service.client import ClientService, MakeLocal, Train, TrainingResult
 from tessera.engines.service.helper import HelperService
 from tessera.engines.service.leader import LeaderService
@@ -107,8 +109,12 @@ def open_clients(
     state: Path,
     entropy: Entropy,
     make: ClientMaker,
+    account: Account | None = None,
 ) -> list[ClientService]:
-    """These clients over one journal."""
+    """These clients over one journal.
+
+    Rows of theirs that have met another group in this `account` are refused (`AnotherGroup`).
+    """
     plan = bundle.plan
     owner = ", ".join(name_of(keyring.party) for keyring in keyrings)
     if len(keyrings) > 2:
@@ -121,6 +127,7 @@ def open_clients(
             assert not isinstance(keyring.party, str)
             with explained(journal.path, "read"):
                 local, train = make(journal, keyring.party)
+                local = _in_one_group(plan, keyring, account or Account(), local)
                 services.append(
                     ClientService(
                         journal,
@@ -137,6 +144,40 @@ def open_clients(
         journal.close()
         raise
     return services
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Where a user account keeps what it has offered, and whether it accepts the price of more."""
+
+    home: Path | None = None
+    accepts_identification: bool = False
+
+    def store(self) -> OfferedRows:
+        return OfferedRows(self.home or default_home())
+
+
+def _in_one_group(plan: Plan, keyring: Keyring, account: Account, make: MakeLocal) -> MakeLocal:
+    """Where a client has data of its own each row has one group, whatever it is called there."""
+
+    def made(periods: PeriodStore, ledger: Ledger) -> LocalState:
+        local = make(periods, ledger)
+        if local.names is not None:
+            assert not isinstance(keyring.party, str)
+            one_group = OneGroup(
+                periods,
+                account.store(),
+                plan,
+                keyring.party,
+                local.names,
+                directory=keyring.directory.clients,
+                accepted=account.accepts_identification,
+            )
+            one_group.check(local.real)
+            local.periods = one_group
+        return local
+
+    return made
 
 
 def _with_own_rounds(plan: Plan, clients: int, make: MakeLocal) -> MakeLocal:

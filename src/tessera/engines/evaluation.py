@@ -1,14 +1,15 @@
 """How good the model is after a round: on a test set in one place, or without one.
 
 Where the held-out examples stay with their clients, each computes sufficient statistics of
-its own, and only the cohort's secure sum of them leaves (`learning/metrics.py`). The sum is exact;
+its own, and only the secure sum of them over the cohort, or over each of its fixed groups, leaves
+(`learning/metrics.py`). The sum is exact;
 an AUC that follows from it is known to within the pairs of examples that share a bin. Where a plan
 has noise per user the sum has noise, too, and every client is charged for it with its round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +18,13 @@ from torch import nn
 from tessera.crypto.entropy import Entropy
 from tessera.data.examples import Examples
 from tessera.engines.noisy_statistics import NoisyStatistic
-from tessera.engines.secure_statistics import secure_sum
+from tessera.engines.secure_statistics import group_sums, secure_sum
 from tessera.ids import ClientId, RoundId
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.scores import evaluate
 from tessera.learning.tables import StoredTable
 from tessera.rounds import dp
+from tessera.rounds.fixed_groups import FixedGroup
 from tessera.rounds.plan import Plan
 from tessera.tasks import Task
 
@@ -69,11 +71,12 @@ class Evaluation:
         dense: Floats,
         tables: Mapping[str, StoredTable],
         entropy: Entropy,
+        groups: Sequence[FixedGroup] = (),
     ) -> float | None:
         """The metric over held-out examples of `clients` (by their names in the round).
 
-        Each counts its own where they are; only the sum leaves. None if they are too few for noise
-        in shares.
+        Each counts its own where they are; only the sum leaves, or with fixed `groups` one of each.
+        None if they are too few for noise in shares.
         """
         metric, statistics, few = self._task.metric, {}, {}
         noisy = dp.noisy_metrics(plan)
@@ -86,6 +89,9 @@ class Evaluation:
                 few[name] = metric.few(scores, own)
             else:
                 statistics[name] = metric.statistics(scores, own)
+        if not noisy and plan.grouped:
+            summed = group_sums(statistics, groups, plan, WHAT, round_id, entropy)
+            return None if summed is None else metric.from_statistics(summed)
         if not noisy:
             return metric.from_statistics(secure_sum(statistics, plan, WHAT, round_id, entropy))
         counted = dp.section(plan).counted

@@ -3,13 +3,16 @@
 For statistics that are not updates: the mean of all ratings before the first round, metrics on
 held-out examples after some rounds. Each is a secure sum of its own with keys of its own, and only
 the sum is opened. Its messages are real; their bytes are not counted in any round.
+
+In a plan with fixed groups each sum is over a whole group, and needs all of its members: a sum over
+any other set of clients would tell them apart.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -18,13 +21,14 @@ import numpy.typing as npt
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.ring import Ring
 from tessera.engines.simulator import Simulator
-from tessera.errors import ConfigError
+from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.setup import Progress
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.params import GraphKind, SecAggParams, StageSpec, Threat
 from tessera.protocols.secagg.standalone import Aggregator, Contribution, Contributor
 from tessera.rounds import schemes
+from tessera.rounds.fixed_groups import FixedGroup
 from tessera.rounds.plan import Crypto, Plan
 
 Counts = npt.NDArray[np.int64]
@@ -37,9 +41,18 @@ MANY: Final = 200
 
 
 def secure_sum(
-    vectors: Mapping[ClientId, Counts], plan: Plan, what: str, round_id: RoundId, entropy: Entropy
+    vectors: Mapping[ClientId, Counts],
+    plan: Plan,
+    what: str,
+    round_id: RoundId,
+    entropy: Entropy,
+    *,
+    whole: bool = False,
 ) -> Counts:
-    """The secure sum of these vectors; `what` names its keys, and tells it from other sums."""
+    """The secure sum of these vectors; `what` names its keys, and tells it from other sums.
+
+    `whole`: it opens over all of these clients or not at all.
+    """
     if plan.security.threat is Threat.ACTIVE:
         raise ConfigError(
             f"plan: {what} against an active server need signed keys for a second sum",
@@ -47,6 +60,9 @@ def secure_sum(
         )
     words = len(next(iter(vectors.values())))
     params = sum_params(plan, what, round_id, len(vectors), words)
+    if whole:
+        graph = GraphKind.COMPLETE
+        params = replace(params, graph=graph, dropout=0.0, threshold=len(vectors))
     clients, first_messages = {}, {}
     for name, vector in vectors.items():
         client, first_messages[name] = Client.join(params, name, entropy=entropy)
@@ -82,31 +98,54 @@ class PopulationSum:
     secure_groups: int
 
 
+def group_sums(
+    vectors: Mapping[ClientId, Counts],
+    groups: Sequence[FixedGroup],
+    plan: Plan,
+    what: str,
+    round_id: RoundId,
+    entropy: Entropy,
+) -> Counts | None:
+    """The sum over all fixed groups that are there, each a sum of its own; None if none is."""
+    whole = [group for group in groups if vectors.keys() >= set(group)]
+    sums = [
+        secure_sum({c: vectors[c] for c in group}, plan, what, round_id, entropy, whole=True)
+        for group in whole
+    ]
+    return np.sum(sums, axis=0) if sums else None
+
+
 def population_sum(
     vectors: Mapping[ClientId, Counts],
     plan: Plan,
     what: str,
     entropy: Entropy,
     progress: Progress | None = None,
+    groups: Sequence[FixedGroup] = (),
 ) -> PopulationSum:
-    """The sum over all clients, in groups of a cohort's size at least.
+    """The sum over all clients, in groups of a cohort's size at least; or in the plan's fixed ones.
 
     With plain schemes it is a plain sum; with two servers, too, clients mask with each other. Where
     cryptography is sampled, one group is masked and the others add the same integers in the clear.
     """
     names = sorted(vectors)
-    groups = max(1, len(names) // plan.cohort)
+    if plan.grouped != bool(groups):
+        raise MisuseError(f"{what} of a plan with fixed groups are summed in these, and no others")
+    many = max(1, len(names) // plan.cohort)
+    parts: Sequence[Collection[ClientId]] = groups or [names[part::many] for part in range(many)]
     total = np.zeros(len(vectors[names[0]]), np.int64)
-    masked = 0
-    for group in range(groups):
-        part = {name: vectors[name] for name in names[group::groups]}
+    masked = done = 0
+    for number, members in enumerate(parts):
+        part = {name: vectors[name] for name in members}
         crypto = plan.simulation.crypto
-        real = crypto is Crypto.EVERY or (crypto is Crypto.SAMPLED and group == 0)
+        real = crypto is Crypto.EVERY or (crypto is Crypto.SAMPLED and number == 0)
         if schemes.of(plan).hides and real:
-            total += secure_sum(part, plan, what, RoundId(group), entropy)
+            at = RoundId(number)
+            total += secure_sum(part, plan, what, at, entropy, whole=plan.grouped)
             masked += 1
         else:
             total += np.sum(list(part.values()), axis=0)
+        done += len(part)
         if progress is not None:
-            progress((group + 1) * len(names) // groups, len(names))
-    return PopulationSum(total, len(names), groups, masked)
+            progress(done, len(names))
+    return PopulationSum(total, len(names), len(parts), masked)

@@ -6,7 +6,7 @@ examples, scaled down to `counted` of them, and summed with noise. Else it is ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -18,9 +18,11 @@ from tessera.crypto.entropy import Entropy, SystemEntropy
 from tessera.data.examples import ClientData
 from tessera.engines.noisy_statistics import NoisyStatistic
 from tessera.engines.secure_statistics import population_sum
+from tessera.errors import ConfigError
 from tessera.ids import ClientId
 from tessera.learning.setup import Progress, Setup, SetupResult
 from tessera.rounds import dp
+from tessera.rounds.fixed_groups import FixedGroup
 from tessera.rounds.plan import Plan
 from tessera.tasks import Task
 
@@ -41,10 +43,12 @@ def set_up(
     entropy: Entropy | None = None,
     on_progress: SetupProgress | None = None,
     charge: Charge = uncharged,
+    groups: Sequence[FixedGroup] = (),
 ) -> tuple[Task, SetupResult | None]:
     """The task with the data that is trained on, once the sum over all clients is taken.
 
-    `charge` is told whose parts are about to leave.
+    `charge` is told whose parts are about to leave. With fixed `groups` the sum is over their
+    members, group by group: who waits for a group is in no sum.
     """
     if task.setup is None:
         return task, None
@@ -57,6 +61,13 @@ def set_up(
         for client in range(task.data.clients)
         if task.data.offsets[client] < task.data.offsets[client + 1]
     ]
+    if plan.grouped:
+        if not groups:
+            raise ConfigError(
+                f"{len(clients)} clients with data make no group of {plan.privacy.group_size}",
+                hint="more clients, or smaller groups",
+            )
+        clients = sorted(client for group in groups for client in group)
     charge(clients)
     summing = partial(on_progress, "adding up") if on_progress is not None else None
     entropy = entropy or SystemEntropy()
@@ -64,7 +75,7 @@ def set_up(
         total, about = _noisy(task.setup, task.data, plan, clients, entropy, summing)
     else:
         counts = {client: task.setup.count(task.data.of(int(client))) for client in clients}
-        found = population_sum(counts, plan, WHAT, entropy, summing)
+        found = population_sum(counts, plan, WHAT, entropy, summing, groups)
         total = found.sum
         about = {"clients": found.clients, "groups": found.groups, "masked": found.secure_groups}
     ready = task.setup.finish(task.data, total, fitting)

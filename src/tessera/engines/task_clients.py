@@ -70,8 +70,12 @@ def task_maker(bundle: Bundle, data: Path | None, entropy: Entropy) -> ClientMak
             secret = own_negatives(journal, name, plan.federation, int(client))
             real = with_negatives(real, softmax.root, softmax.rows, softmax.negatives, secret)
 
+        names = tasks.own_names(
+            task, plan.task.name, data=data, options=plan.task.options, client=int(client)
+        )
+
         def local(periods: PeriodStore, ledger: Ledger) -> LocalState:
-            return LocalState(real=real, periods=periods, ledger=ledger, derived=maps)
+            return LocalState(real=real, periods=periods, ledger=ledger, derived=maps, names=names)
 
         def own_rows() -> dict[str, TablePart]:
             """As they were last trained, or as they begin."""

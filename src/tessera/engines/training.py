@@ -24,7 +24,7 @@ import torch
 
 from tessera.crypto.entropy import Entropy, RootedEntropy, SystemEntropy
 from tessera.crypto.secret import Secret
-from tessera.data.examples import Examples
+from tessera.data.examples import ClientData, Examples
 from tessera.engines.cohort_training import TrainingOutcome
 from tessera.engines.contribution import client_secret, contribution
 from tessera.engines.dropouts import random_dropouts
@@ -62,6 +62,7 @@ from tessera.protocols.secagg.identity import Identity, identities
 from tessera.protocols.secagg.params import Threat
 from tessera.rounds import dp, schemes
 from tessera.rounds.events import Event, TrainingEnded
+from tessera.rounds.fixed_groups import FixedGroup, formed
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.negatives import secret_of, with_negatives
 from tessera.rounds.plan import Metrics, NoiseFrom, NoisyRows, Plan, TablePlan, UnionPlan
@@ -169,6 +170,12 @@ def range_of(plan: Plan, good: float) -> float:
     return good if plan.dp is None else max(1.0, plan.dp.clip)
 
 
+def eligible(data: ClientData, plan: Plan) -> list[ClientId]:
+    """The clients with enough training examples to take part."""
+    least = max(1, plan.simulation.min_examples)
+    return [ClientId(int(c)) for c in np.flatnonzero(np.diff(data.offsets) >= least)]
+
+
 class Clients(Mapping[ClientId, Participant]):
     """The task's clients, each made when first asked for; those with too little are left out."""
 
@@ -192,9 +199,7 @@ class Clients(Mapping[ClientId, Participant]):
         self._plan, self._ledgers = plan, ledgers or Ledgers(plan)
         self._derived = bound.derived_maps()
         self._made: dict[ClientId, Participant] = {}
-        examples = np.diff(task.data.offsets)
-        least = max(1, plan.simulation.min_examples)
-        self.eligible = [ClientId(int(c)) for c in np.flatnonzero(examples >= least)]
+        self.eligible = eligible(task.data, plan)
         self._known = frozenset(self.eligible)
         self._identities: dict[ClientId, Identity] = {}
         if entropy is not None and schemes.of(plan).masks and plan.security.threat is Threat.ACTIVE:
@@ -258,7 +263,11 @@ class Training:
         """
         self.entropy: Entropy = entropy or _root(folder)
         ledgers = Ledgers(plan)
-        task, self.setup = set_up(task, plan, self.entropy, on_setup, ledgers.charge_setup)
+        groups: list[FixedGroup] = []
+        if plan.grouped:  # of those who train, once a validation part is held out
+            groups = formed(plan, eligible(EarlyStopping.of(task, plan)[0].data, plan))
+        charged = ledgers.charge_setup
+        task, self.setup = set_up(task, plan, self.entropy, on_setup, charged, groups)
         task, self.stopping = EarlyStopping.of(task, plan)
         self.module = task.build(plan.seed)
         self.bound = task.bind(self.module)
@@ -505,7 +514,13 @@ class Training:
         if dp.noisy_metrics(self.plan) and not dp.tested_in(self.plan, round_id):
             return None  # nobody was charged for it
         return self.evaluation.federated(
-            self.plan, round_id, self.federation.survivors, dense, tables, self.entropy
+            self.plan,
+            round_id,
+            self.federation.survivors,
+            dense,
+            tables,
+            self.entropy,
+            self.federation.cohorts.groups,
         )
 
     def _fit_at_home(self) -> None:

@@ -350,6 +350,10 @@ class EarlyPeriod(ConfigError):
     """A new period before the client's own rounds allow one. Nothing was sent."""
 
 
+class AnotherGroup(ConfigError):
+    """Rows of this client were offered to a group of other members before."""
+
+
 class PeriodStore(Protocol):
     """Where a client keeps its latest frozen period, one per federation."""
 
@@ -370,7 +374,8 @@ class PeriodStore(Protocol):
         """The fixed group this client meets in: these members if none are stored yet, for good.
 
         Durable on return. Among other members the old group and the new one have only few in
-        common, and a holder is hidden among those alone.
+        common, and a holder is hidden among those alone. `AnotherGroup` where the client's rows
+        have met others elsewhere.
         """
         ...
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tessera.ids import TableId
-from tessera.privacy.period import PeriodStore
+from tessera.privacy.period import AnotherGroup, PeriodStore
 from tessera.privacy.response import IndexPrivacy
 from tessera.protocols.secagg.messages import Roster
 from tessera.rounds.plan import Plan
@@ -39,6 +39,9 @@ def members_flaw(plan: Plan, roster: Roster, periods: PeriodStore) -> str:
     Asked before anything is shared with them; the first ones are recorded.
     """
     members = tuple(int(m.client) for m in roster.members)
-    if periods.group(plan.federation, members) != members:
-        return "named other members of this client's group than in its first round"
+    try:
+        if periods.group(plan.federation, members) != members:
+            return "named other members of this client's group than in its first round"
+    except AnotherGroup as error:
+        return f"named other members than this client's rows have met: {error}"
     return ""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tessera.crypto.secret import Secret
+from tessera.data.own_names import OwnNames
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.learning.arrays import Ids
@@ -44,6 +45,7 @@ class LocalState:
     secret: Secret | None = field(default=None, repr=False)  # what lasts longer than a round's name
     residual: Residual | None = field(default=None, repr=False)  # what it has not sent yet
     own_keys: OwnKeyStore = field(default_factory=MemoryStore, repr=False)  # between two servers
+    names: OwnNames | None = None  # what its rows are called in its own data; None: made up
     agreement: Agreement | None = None  # what the rows kept and decoys under that secret go with
 
     def sends_unmasked(self, plan: Plan) -> bool:

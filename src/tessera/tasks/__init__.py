@@ -15,7 +15,7 @@ known.py     what `load` knows by name
 
 from tessera.tasks.classes import image_task, text_task
 from tessera.tasks.clicks import click_task
-from tessera.tasks.known import TASKS, Known, from_frame, from_text, known, load
+from tessera.tasks.known import TASKS, Known, from_frame, from_text, known, load, own_names
 from tessera.tasks.ratings import rating_task
 from tessera.tasks.task import CentralSettings, Recommended, Task
 from tessera.tasks.words import word_task
@@ -32,6 +32,7 @@ __all__ = [
     "image_task",
     "known",
     "load",
+    "own_names",
     "rating_task",
     "text_task",
     "word_task",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,9 +17,11 @@ from tessera.data.alimama import alimama
 from tessera.data.amazon import amazon
 from tessera.data.classes import TEST
 from tessera.data.examples import ClientData
+from tessera.data.files import VARIABLE
 from tessera.data.mnist import mnist
 from tessera.data.movielens import movielens_1m, movielens_100k, shops_1m
 from tessera.data.named import RATINGS
+from tessera.data.own_names import OwnNames
 from tessera.data.plays import plays
 from tessera.data.speakers_like import speakers_like
 from tessera.data.taobao import taobao
@@ -26,7 +30,9 @@ from tessera.data.trec import trec
 from tessera.data.words import spoken, words_of
 from tessera.errors import ConfigError
 from tessera.learning.averaging import Average, ServerStep
+from tessera.learning.declaration import Table
 from tessera.learning.local_training import LocalTraining
+from tessera.learning.softmax import Softmax
 from tessera.learning.spelling import closest
 from tessera.tasks import classes, clicks, options, ratings, words
 from tessera.tasks.task import CentralSettings, PrivateSettings, Recommended, Task
@@ -94,6 +100,40 @@ def load(name: str, *, data: Path | str | None = None, **options: Any) -> Task:
     found = task.read(**options)
     title = task.title.format(data=found)
     return task.make(found, title=title, recommended=task.recommended, **task.fixed, **model)
+
+
+def own_names(
+    task: Task, name: str, *, data: Path | str | None, options: Mapping[str, Any], client: int
+) -> OwnNames | None:
+    """What this client's rows are called in its own data; None where the data is made up.
+
+    Options of the model do not change that, and neither does another file with the same columns.
+    All other options might, and so they are part of the naming.
+    """
+    made = known(name)
+    reader = inspect.signature(made.read).parameters
+    if "path" in reader:
+        source = str(Path(options["path"]).resolve())
+    elif "folder" in reader:
+        source = str(Path(data or os.environ.get(VARIABLE, "")).resolve())
+    else:
+        return None
+    said = {k: v for k, v in sorted(options.items()) if k not in made.model and k != "path"}
+    ids = task.data.ids
+    people = ids.get("client") or ids.get("user")
+    kinds = {}
+    for parameter, table in task.tables.tables.items():
+        if isinstance(table, Table):
+            of = [*table.fields, *([task.loss.kind] if isinstance(task.loss, Softmax) else [])]
+            kind = next((field for field in of if field in ids), table.fields[0])
+            kinds[parameter.removesuffix(".weight")] = kind
+    return OwnNames(
+        person=str(client) if people is None else people.name(client),
+        source=source,
+        naming=json.dumps([name, said]),
+        kinds=kinds,
+        names={kind: ids[kind] for kind in kinds.values() if kind in ids},
+    )
 
 
 def _check_type(name: str, option: str, value: Any, default: Any) -> None:

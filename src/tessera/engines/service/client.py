@@ -19,6 +19,7 @@ from tessera.engines.journal_stores import (
     save_local,
     save_local_rows,
 )
+from tessera.engines.offered_rows import OneGroup
 from tessera.engines.service.dialing import DialingParty
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, RoundId
@@ -95,9 +96,12 @@ class ClientService(DialingParty):
 
     def _begun(self, role: RoundClient) -> list[Outbound]:
         try:
+            if isinstance(self.local.periods, OneGroup):
+                self.local.periods.begin_round(self.local.real)
             return role.start()
         except ConfigError as error:
-            # A period that comes too early, which is counted; or no budget is left.
+            # A period that comes too early, which is counted; no budget is left; or rows that were
+            # offered elsewhere since this process was started.
             self.left = str(error)
             role.over(RoundOutcome.ABORTED, self.left)
         return []
