@@ -8,11 +8,13 @@ from numpy.testing import assert_array_equal
 
 from engines import raters
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines.secure_statistics import population_sum, secure_sum
+from tessera.engines import secure_statistics
+from tessera.engines.secure_statistics import group_sums, population_sum, secure_sum
 from tessera.engines.setup import set_up
-from tessera.engines.training import complete
-from tessera.errors import ConfigError
+from tessera.engines.training import Training, complete
+from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, RoundId
+from tessera.rounds.events import RoundFinished
 from tessera.rounds.plan import Plan
 
 ENTROPY = ScriptedEntropy(b"tally")
@@ -77,3 +79,67 @@ def test_a_task_without_a_set_up_stays_as_it_is():
     task = raters.task()
     bare = type(task)(name="x", data=task.data, module=task.module, tables=task.tables)
     assert set_up(bare, agreed(), ENTROPY) == (bare, None)
+
+
+# --- fixed groups ---------------------------------------------------------------------------------
+
+
+def in_groups(**more) -> Plan:
+    return agreed(cohort=8, privacy={"level": "groups", "group": 4}, **more)
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The clients of every secure sum that is opened, and whether it needs all of them."""
+    seen = []
+
+    def watched(vectors, *given, whole=False, **more):
+        seen.append((frozenset(vectors), whole))
+        return secure_sum(vectors, *given, whole=whole, **more)
+
+    monkeypatch.setattr(secure_statistics, "secure_sum", watched)
+    return seen
+
+
+def test_the_set_up_of_a_plan_with_groups_opens_whole_groups_only(opened):
+    """Those of the rounds, to the member, also where some clients have too little to take part."""
+    task, plan = raters.task(), in_groups(simulation={"min_examples": 12})
+    with Training(task, plan, entropy=ENTROPY) as run:
+        groups = run.federation.cohorts.groups
+        assert 0 < len(run.clients) and len(groups) == len(run.clients) // 4
+        assert opened == [(frozenset(group), True) for group in groups]
+        members = [c for group in groups for c in group]
+        labels = np.concatenate([task.data.of(int(c))["label"] for c in members])
+        assert run.setup.facts["ratings"] == len(labels)
+        assert run.setup.facts["mean"] == pytest.approx(float(labels.mean()), abs=1e-6)
+        assert run.setup.facts["sum"]["groups"] == len(groups)
+
+
+def test_metrics_of_a_plan_with_groups_open_whole_groups_only(opened):
+    plan = in_groups(simulation={"metrics": "federated", "evaluate_every": 1, "crypto": "none"})
+    with Training(raters.task(), plan, entropy=ENTROPY) as run:
+        del opened[:]
+        events = [e for e in run.run(2) if isinstance(e, RoundFinished)]
+        groups = {frozenset(group) for group in run.federation.cohorts.groups}
+        assert len(opened) == 4  # two groups in each round
+        assert {members for members, _ in opened} <= groups and all(w for _, w in opened)
+        one = run.evaluation.measures(run.federation.dense, run.tables | run.local)["RMSE"]
+        assert events[-1].metric == pytest.approx(one, rel=0.25)  # over eight of twenty
+
+
+def test_a_group_that_is_not_whole_is_in_no_sum(opened):
+    given, groups = vectors(8), [tuple(map(ClientId, range(4))), tuple(map(ClientId, range(4, 8)))]
+    del given[ClientId(5)]
+    found = group_sums(given, groups, in_groups(), "things", RoundId(0), ENTROPY)
+    assert_array_equal(found, sum(given[c] for c in groups[0]))
+    assert opened == [(frozenset(groups[0]), True)]
+    del given[ClientId(0)]
+    assert group_sums(given, groups, in_groups(), "things", RoundId(0), ENTROPY) is None
+
+
+def test_a_plan_with_groups_has_no_other_population_sum():
+    with pytest.raises(MisuseError, match="in these, and no others"):
+        population_sum(vectors(26), in_groups(), "things", ENTROPY)
+    few = raters.task(raters.films(users=3))
+    with pytest.raises(ConfigError, match="3 clients with data make no group of 4"):
+        set_up(few, in_groups(), ENTROPY)
