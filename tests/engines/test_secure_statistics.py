@@ -59,8 +59,9 @@ def test_a_group_is_never_smaller_than_a_cohort_unless_there_are_no_more():
 
 
 def test_an_active_server_needs_keys_that_are_not_there():
+    active = agreed(privacy={"level": "cpp5"}, security={"threat": "active"})
     with pytest.raises(ConfigError, match="signed keys"):
-        secure_sum(vectors(5), agreed(security={"threat": "active"}), "x", RoundId(0), ENTROPY)
+        secure_sum(vectors(5), active, "x", RoundId(0), ENTROPY)
 
 
 @pytest.mark.parametrize("scheme", ["secure-submodel", "submodel"])
