@@ -58,12 +58,14 @@ def test_in_the_clear_every_row_of_whoever_takes_part_is_read(
         np.testing.assert_array_equal(known.sure, known.rows)
 
 
-def test_in_a_fixed_group_a_guess_is_as_good_as_by_lot_and_nobody_is_sure(tmp_path: Path) -> None:
+def test_in_a_fixed_group_a_guess_is_as_good_as_by_chance_and_nobody_is_sure(
+    tmp_path: Path,
+) -> None:
     found = followed(tmp_path, Scheme.SECURE_SUBMODEL)
     assert not any(len(known.sure) for known in found.values())
     for known in found.values():
         # A group opens whole or not at all: the attack cannot tell its members apart.
-        assert known.right == pytest.approx(known.by_lot)
+        assert known.right == pytest.approx(known.by_chance)
         assert 0.0 < known.right < 0.6 * len(known.rows)
 
 

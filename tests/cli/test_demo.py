@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from tessera.cli import demo
 from tessera.cli import main as cli
+from tessera.privacy.bound import in_words
 from tessera.rounds.plan import Scheme
 
 USUAL = [scheme.value for scheme in Scheme if scheme is not Scheme.SECURE_FEDAVG]
@@ -45,6 +47,28 @@ def test_schemes_a_person_and_sizes_are_on_the_terminal_and_on_the_page(
         assert f'href="{scheme}/report.html"' in page
         assert Path(f"runs/demo/{scheme}/report.html").exists()
     assert "plan.toml" not in page
+
+    assert_conditions(captured.out, page)
+    assert_like_the_readme(captured.out)
+
+
+def assert_conditions(shown: str, page: str) -> None:
+    """Whoever reads one sentence of the demo reads what it supposes, and over how many rounds."""
+    for text in (" ".join(shown.split()), html.unescape(page)):
+        assert in_words(1 / 5) in text
+        assert "whoever knows one row of a member links others to it by their values" in text
+        assert "after all rounds" in text and "by chance" in text
+        assert "by lot" not in text and "ε" not in text and "psilon" not in text
+
+
+def assert_like_the_readme(shown: str) -> None:
+    """The README has the output of this demo: the same headings, whatever the figures are."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    block = readme.partition("<!-- demo output: begin -->")[2].partition("<!-- demo output: end")[0]
+    heads = [line.split() for line in block.splitlines()]
+    for line in shown.splitlines():
+        if line.startswith((" scheme", "What the server", "At your size", "Next")):
+            assert line.split() in heads
 
 
 def test_for_machines_it_is_one_object_and_a_second_demo_gets_its_own_folder(capsys):

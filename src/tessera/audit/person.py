@@ -33,7 +33,7 @@ class KnownRows:
     `right` is how many of them are rightly taken for the client's: those that are read, or else the
     expected number of right best guesses, where clients that the attack cannot tell apart share
     theirs. `sure` are the rows that the server gives the client with a probability above `NAMED`;
-    `by_lot` is how many a random guess gets right on average.
+    `by_chance` is how many a random guess gets right on average.
     """
 
     scheme: str
@@ -41,7 +41,7 @@ class KnownRows:
     rows: Ids = field(repr=False)
     right: float
     sure: Ids = field(repr=False)
-    by_lot: float
+    by_chance: float
     read: bool  # in the clear: no guess was needed
 
 
@@ -80,21 +80,21 @@ class PersonWatch:
 
     def known(self, client: ClientId) -> KnownRows:
         rows, none = self._truth[client], np.zeros(0, dtype=np.uint64)
-        right, sure, by_lot = 0.0, none, 0.0
+        right, sure, by_chance = 0.0, none, 0.0
         if self._clear is not None:
             sure = np.intersect1d(rows, self._clear.read.get(client, none))
             right = float(len(sure))
         elif self._naming is not None:
             for circle, found in self._naming.posteriors(LINKS, client, rows):
                 at = self._naming.transcript.rows[circle.rows]
-                right, sure, by_lot = _guessed(circle, found, client, at)
+                right, sure, by_chance = _guessed(circle, found, client, at)
         return KnownRows(
             scheme=self.plan.scheme.value,
             rounds=self.rounds_of(client),
             rows=rows,
             right=right,
             sure=sure,
-            by_lot=by_lot,
+            by_chance=by_chance,
             read=self._clear is not None,
         )
 
@@ -102,7 +102,7 @@ class PersonWatch:
 def _guessed(
     circle: Circle, holds: Floats, client: ClientId, rows: Ids
 ) -> tuple[float, Ids, float]:
-    """Rows rightly given to the client, as expected; those for certain; and how many by lot."""
+    """Rows rightly given to the client, as expected; those for certain; and how many by chance."""
     place = circle.clients.index(client)
     holders = circle.truth.sum(axis=1)
     chances = chance_of_guess(holds, holders, place)

@@ -38,6 +38,10 @@ NAMED: Final = (
     "over many rounds the sums identify a row's holder (B = 1): nothing here makes two clients "
     'leave the same trace; level = "groups" of secure-submodel does'
 )
+KNOWN_ROW: Final = (
+    "whoever knows one row of a member links others to it by their values "
+    "(the known-row figure of `tessera audit`)"
+)
 CORRUPT_MEMBERS: Final = (0, 2, 5)
 """Members that work with the server for which B is always printed."""
 

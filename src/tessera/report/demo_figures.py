@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tessera.audit.person import KnownRows
+from tessera.privacy.bound import KNOWN_ROW, in_words
 from tessera.report.figures import RunFigures
 from tessera.report.numbers import count, score, share, size
 from tessera.report.words import enumeration, plural
@@ -104,14 +105,17 @@ class Demonstration:
         parts = (
             [f"of one user's {of} the server reads all under {enumeration(read)}"] if read else []
         )
-        for known in self.known:
-            if known.read:
-                continue
+        guesses = [known for known in self.known if not known.read]
+        for known in guesses:
             guess = f"under {known.scheme} its best guess is right for {count(known.right)}"
-            guess += f" ({count(known.by_lot)} by lot)"
+            guess += f" ({count(known.by_chance)} by chance)"
             guess += f" and sure for {len(known.sure)}" if len(known.sure) else ", sure for none"
             parts.append(guess)
-        return "; ".join(parts) + "."
+        told = "; ".join(parts) + (", each after all rounds." if guesses else ".")
+        rows = self.secure
+        if rows is not None and rows.plan.grouped:
+            told += f" Under {rows.label} {in_words(rows.plan.promise.bound())}: {KNOWN_ROW}."
+        return told
 
     def _price(self) -> str:
         parts = []
@@ -124,7 +128,7 @@ class Demonstration:
         if two is not None and traffic(two):
             parts.append(
                 f"{two.label} moves {size(traffic(two))}, needs two servers that do not collude, "
-                "and its exact sums name holders over the rounds"
+                "and its exact sums identify holders over the rounds"
             )
         return "; ".join(parts) + "."
 
@@ -143,8 +147,9 @@ class Demonstration:
         more = f" and {rest} more" if rest > 0 else ""
         return (
             f"User {self.user} has {plural(len(self.items), 'item')}: "
-            f"{', '.join(self.items[:SHOWN])}{more}. The attacks are those of `tessera audit`, on "
-            "what the server saw in all rounds."
+            f"{', '.join(self.items[:SHOWN])}{more}. From all that it saw in all rounds the server "
+            "guesses who holds each item, by the attacks of `tessera audit` and knowing none "
+            "beforehand; counted are the items of this user for which the guess is right."
         )
 
     def summary(self) -> dict[str, Any]:
@@ -162,7 +167,7 @@ class Demonstration:
                         "read": known.read,
                         "right": known.right,
                         "sure": self.named(known),
-                        "by_lot": known.by_lot,
+                        "by_chance": known.by_chance,
                     }
                     for known in self.known
                 ],
@@ -194,12 +199,12 @@ def ratio(part: float | None, whole: float | None) -> str:
 
 
 def known_in_words(known: KnownRows) -> tuple[str, str, str]:
-    """Of one person's items: taken for hers, for certain, and by lot."""
+    """Of one person's items: rightly taken for hers, for certain, and by chance."""
     of = len(known.rows)
     if known.read:
         return f"{count(known.right)} of {of} read", f"{len(known.sure)} of {of}", ""
     return (
         f"{count(known.right)} of {of} guessed",
         f"{len(known.sure)} of {of}",
-        f"{count(known.by_lot)} of {of}",
+        f"{count(known.by_chance)} of {of}",
     )

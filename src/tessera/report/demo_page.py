@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tessera import __version__
+from tessera.privacy.bound import KNOWN_ROW
 from tessera.report import charts
 from tessera.report.demo_figures import NEXT, Demonstration, is_full, known_in_words
 from tessera.report.document import GENERATOR, document
@@ -23,7 +24,8 @@ REPORT = "report.html"
 def page(found: Demonstration, folder: Path) -> str:
     """The whole document, in `folder` beside the runs."""
     runs = found.runs
-    points = [join([tag("b", f"{word}: "), text]) for word, text in found.sentences()]
+    said = ((word, text.replace("`", "")) for word, text in found.sentences())
+    points = [join([tag("b", f"{word}: "), text]) for word, text in said]
     after = join(["Next: ", tag("code", NEXT), " writes a plan for a file of your own."])
     return document(
         summary.heading(runs),
@@ -125,20 +127,26 @@ def curves(found: Demonstration, *, narrow: bool = False) -> Markup:
 def person(found: Demonstration) -> list[Content]:
     rows: list[Sequence[Content]] = []
     for known in found.known:
-        taken, sure, by_lot = known_in_words(known)
+        found_rows, sure, by_chance = known_in_words(known)
         ids = found.named(known)
         listed = ", ".join(ids[:12]) + (f" and {len(ids) - 12} more" if len(ids) > 12 else "")
-        cells = [known.scheme, f"{known.rounds}", taken, sure, by_lot or "no guess"]
+        cells = [known.scheme, f"{known.rounds}", found_rows, sure, by_chance or "no guess"]
         rows.append([*cells, tag("span", listed or "no item", class_="free left")])
-    head = ["scheme", "her rounds", "taken for hers, rightly", "sure (over 90 %)", "by lot"]
+    head = ["scheme", "rounds with this user", "found after all rounds", "sure (over 90%)"]
     return [
         tag("p", found.person_note().replace("`", "")),
-        table("Her items", [*head, "items the server is sure of"], rows, class_="cards listed"),
+        table(
+            "Items of this user",
+            [*head, "right by chance", "items the server is sure of"],
+            rows,
+            class_="cards listed",
+        ),
         tag(
             "p",
-            "Over the rounds, exact sums name the holders of rows wherever cohorts are drawn anew: "
-            "a row changes when its holder takes part. In fixed groups all members take part "
-            "together, and the guess among them stays a guess.",
+            "Over the rounds, exact sums identify the holders of rows wherever cohorts are drawn "
+            "anew: a row changes when its holder takes part. In fixed groups all members take part "
+            "together, and which of them holds a row stays a guess for a server that knows no row "
+            f"of theirs beforehand; {KNOWN_ROW.replace('`', '')}.",
             class_="note",
         ),
     ]

@@ -77,7 +77,13 @@ def schemes_table(found: Demonstration) -> Table:
 def person_table(found: Demonstration) -> Table:
     table = plain_table()
     table.add_column("scheme", no_wrap=True)
-    for name in ("her\nrounds", "taken for hers,\nrightly", "sure\n(over 90 %)", "by lot"):
+    head = (
+        "rounds with\nthis user",
+        "items found,\nall rounds",
+        "sure\n(over 90%)",
+        "right by\nchance",
+    )
+    for name in head:
         table.add_column(name, justify="right", no_wrap=True)
     for known in found.known:
         table.add_row(known.scheme, f"{known.rounds}", *known_in_words(known))
