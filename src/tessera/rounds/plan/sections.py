@@ -129,8 +129,8 @@ GROUP_SIZE: Final = 10
 class PrivacyPlan:
     """Index privacy: randomised response over the rows of the union.
 
-    It hides which of these rows a client has; the union itself is known. A client may choose other
-    probabilities for itself.
+    It hides which of these rows a client has; the union itself is known. Outside of fixed groups a
+    client may choose other probabilities for itself.
     """
 
     level: str = "groups"
@@ -138,9 +138,9 @@ class PrivacyPlan:
 
     With "groups" clients meet in fixed groups of `group`, in which everybody names the whole union,
     and union and sums open over the whole group or not at all: a holder is hidden among the group
-    for any number of rounds. The others are the choices of Niu et al. 2020, Table 3; over many
-    rounds the sums name most holders in spite of them (docs/protocols/index-privacy.md). Empty if
-    p1 to p4 are given instead.
+    for any number of rounds, from whoever knows no row of a member (docs/threat-model.md). The
+    others are the choices of Niu et al. 2020, Table 3; over many rounds the sums identify most
+    holders in spite of them (docs/protocols/index-privacy.md). Empty if p1 to p4 are given instead.
     """
     p1: float = 1.0
     """Probability of a permanent yes for a row that the client has."""
@@ -280,7 +280,8 @@ class SecurityPlan:
     threat: Threat = Threat.SEMI_HONEST
     """The server: "semi-honest", or "active", one that lies.
 
-    Against an active server clients sign their keys.
+    Against an active server clients sign their keys. With cpp1 to cpp4 it is refused: clients that
+    name different rows cannot check who shares them.
     """
     graph: GraphKind = GraphKind.COMPLETE
     """Who masks with whom: "complete", or "sparse" for large cohorts."""
