@@ -104,3 +104,66 @@ def test_if_a_batch_does_not_come_to_disk_none_of_it_has_happened(tmp_path: Path
         assert journal.fact("client 1", "a") == b"1"
 
     run(tmp_path, use)
+
+
+def broken() -> None:
+    raise ZeroDivisionError("nobody foresaw this")
+
+
+def test_after_an_error_the_change_that_waits_next_is_made(tmp_path: Path) -> None:
+    """It comes in while the one that fails is at work, and nobody asks for a third."""
+
+    async def use(steps: SharedSteps, journal: Journal, party: Party) -> None:
+        loop, later = asyncio.get_running_loop(), []
+
+        def fails() -> None:
+            asyncio.run_coroutine_threadsafe(more(), loop).result()
+            broken()
+
+        async def more() -> None:
+            change = lambda: journal.set_fact("client 1", "a", b"1")  # noqa: E731
+            later.append(asyncio.create_task(steps.run(change)))
+            await asyncio.sleep(0)
+
+        with pytest.raises(ZeroDivisionError):
+            await steps.run(fails)
+        await asyncio.wait_for(later[0], 10)
+        assert journal.fact("client 1", "a") == b"1"
+        assert party.loads == 1, "what failed has left nothing"
+
+    run(tmp_path, use)
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_an_error_is_that_of_its_own_change_and_the_others_come_to_disk(
+    at: int, tmp_path: Path
+) -> None:
+    async def use(steps: SharedSteps, journal: Journal, party: Party) -> None:
+        def good(n: int) -> int:
+            journal.set_fact("client 1", str(n), b"1")
+            return n
+
+        changes: list[Callable[[], Any]] = [lambda n=n: good(n) for n in range(3)]
+        changes.insert(at, broken)
+        found = await asyncio.gather(*map(steps.run, changes), return_exceptions=True)
+        assert isinstance(found.pop(at), ZeroDivisionError)
+        assert found == [0, 1, 2]
+        assert all(journal.fact("client 1", str(n)) == b"1" for n in range(3))
+
+    run(tmp_path, use)
+
+
+def test_an_error_while_a_batch_is_written_is_that_of_its_own_change(tmp_path: Path) -> None:
+    """A state that cannot be encoded shows at the end of the step, when it is written."""
+
+    async def use(steps: SharedSteps, journal: Journal, party: Party) -> None:
+        found = await asyncio.gather(
+            steps.run(lambda: journal.set_fact("client 1", "a", b"1")),
+            steps.run(lambda: journal.before_commit("client 2", broken)),
+            steps.run(lambda: journal.set_fact("client 1", "b", b"2")),
+            return_exceptions=True,
+        )
+        assert [type(each) for each in found] == [type(None), ZeroDivisionError, type(None)]
+        assert (journal.fact("client 1", "a"), journal.fact("client 1", "b")) == (b"1", b"2")
+
+    run(tmp_path, use)

@@ -143,7 +143,8 @@ class LeaderApp:
     async def exchange(self, request: Request) -> Response:
         """Take the sender's messages, none or several; answer with the next ones for it.
 
-        All that is taken is on disk when this answers, and so is all that the answer has.
+        All that is taken is on disk when this answers, and so is all that the answer has. A sender
+        with more than one request holds (`more`) is answered at once, to send the rest.
         """
         signed, query = self.checked(request)
         leader, outcomes = self._conductor.leader, self.outcomes
@@ -183,7 +184,7 @@ class LeaderApp:
             outcome = outcomes.outcome(round_id)
             if outcome is not None:
                 return _json(outcome, status=410)
-            if self.closing or not await self._wait(peer, until):
+            if "more" in query or self.closing or not await self._wait(peer, until):
                 return self._parcel((), leader.view(peer) or view, refused)
 
     async def _taken(

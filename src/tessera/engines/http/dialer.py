@@ -95,6 +95,8 @@ class Dialer:
         self._deadlines, self._log, self._steps = deadlines, log, steps
         self.rounds_ended = 0
         self.refused: LeaderRefuses | None = None
+        self.failed: Exception | None = None
+        """What its work ended with, if nobody foresaw it."""
         self._session = ""
 
     async def run_or_be_refused(self) -> None:
@@ -180,10 +182,13 @@ class Dialer:
     async def _exchange(self) -> None:
         """Send what is on its way, and take what comes back."""
         party = self.party
-        messages = parcel.filled(party.link.on_its_way)
+        ready = party.link.on_its_way
+        messages = parcel.filled(ready)
         query = {"round": self._round, "received": party.link.received}
         if messages:
             query["first"] = messages[0].number
+        if len(messages) < len(ready):
+            query["more"] = 1  # the leader need not hold this request: the rest comes at once
         status, headers, body = await self._ask(
             "POST", "/v1/messages", query, parcel.pack(messages)
         )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from tessera.engines.http.dialer import Dialer, line_to, trusted
 from tessera.engines.http.leading import prepare_process
@@ -13,6 +15,7 @@ from tessera.engines.http.shared_steps import SharedSteps
 from tessera.engines.keyring import CA, Keyring
 from tessera.engines.logs import JsonLog
 from tessera.engines.service.dialing import DialingParty
+from tessera.errors import TesseraError
 from tessera.rounds.plan import ServicePlan
 
 QUIET_FROM: int = 20
@@ -49,7 +52,7 @@ async def _dial(
             line = line_to(url, deadlines, trust)
             stack.callback(line.close)
             dialers.append(Dialer(party, keyring, line, deadlines, quiet, steps))
-        work = asyncio.create_task(_run(dialers))
+        work = asyncio.create_task(_run(dialers, log))
         stopped = asyncio.create_task(_until(stop))
         await asyncio.wait([work, stopped], return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
@@ -59,20 +62,32 @@ async def _dial(
             await work
         except asyncio.CancelledError:
             log("stopped")
-            return 0
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from None  # one reason is enough
-    log("finished", rounds=sum(dialer.rounds_ended for dialer in dialers))
-    if refused := [dialer.refused for dialer in dialers if dialer.refused is not None]:
-        raise refused[0]
-    return 0
+        else:
+            log("finished", rounds=sum(dialer.rounds_ended for dialer in dialers))
+    failures = [each.refused or each.failed for each in dialers if each.refused or each.failed]
+    for error in failures:
+        if isinstance(error, TesseraError | OSError):
+            raise error  # one reason is enough
+    return 1 if failures else 0
 
 
-async def _run(dialers: Sequence[Dialer]) -> None:
-    """A party that the leader refuses ends alone; the others of its process go on."""
+async def _run(dialers: Sequence[Dialer], log: JsonLog) -> None:
+    """A party that the leader refuses, or whose work fails, ends alone; the others of its process
+    go on."""
     async with asyncio.TaskGroup() as group:
         for dialer in dialers:
-            group.create_task(dialer.run_or_be_refused())
+            group.create_task(_run_alone(dialer, log))
+
+
+async def _run_alone(dialer: Dialer, log: JsonLog) -> None:
+    try:
+        await dialer.run_or_be_refused()
+    except Exception as error:  # noqa: BLE001 (a bug, logged here; the process ends with status 1)
+        dialer.failed = error
+        # Where, and not what it says: that may have values of the client's.
+        frames = traceback.extract_tb(error.__traceback__)
+        at = [f"{Path(each.filename).name}:{each.lineno} {each.name}" for each in frames]
+        log("failed", member=dialer.party.name, error=type(error).__name__, at=at)
 
 
 async def _until(stop: asyncio.Event) -> None:

@@ -3,7 +3,8 @@
 Changes run in a thread of their own, one batch after the other. What comes in while a batch is at
 work is a part of it, as long as it has not taken `LONGEST`; what comes later is the next batch. A
 change is done when its batch is on disk; if it does not come to disk, everybody of the journal goes
-back to where the journal is, and has sent nothing.
+back to where the journal is, and has sent nothing. A change that fails in a way that nobody foresaw
+fails alone: the others of its batch are made once more, each by itself.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class SharedSteps:
         self._waiting: deque[Waiting] = deque()
         self._work: asyncio.Task[None] | None = None
         self._in_rounds = False
+        self._alone = 0
+        """So many changes at the head of those that wait are made one by one."""
 
     async def run(self, change: Callable[[], T]) -> T:
         """What the change returns or raises, once it is on disk. `JournalFailed`: it is not."""
@@ -54,14 +57,21 @@ class SharedSteps:
             batch: list[Waiting] = []
             try:
                 outcomes = await loop.run_in_executor(self._thread, self._batch, batch)
-            except BaseException as error:
-                if not isinstance(error, JournalFailed):
-                    self._fail(batch, error)  # a bug of ours, or the end
-                    raise
+            except JournalFailed as error:
                 self._log("step failed", reason=str(error))
                 await asyncio.sleep(self._retry)
                 self._fail(batch, error)
                 continue
+            except Exception as error:  # noqa: BLE001 (whoever waits for the change has it)
+                if len(batch) == 1:
+                    self._fail(batch, error)
+                else:  # whose it was shows when they are made one by one
+                    self._waiting.extendleft(reversed(batch))
+                    self._alone = len(batch)
+                continue
+            except BaseException as error:  # the end
+                self._fail([*batch, *self._waiting], error)
+                raise
             for (_, future), (result, refused) in zip(batch, outcomes, strict=True):
                 if future.done():
                     continue
@@ -79,7 +89,8 @@ class SharedSteps:
     def _batch(self, taken: list[Waiting]) -> list[tuple[Any, TesseraError | None]]:
         """In the thread: one transaction. `taken` says which changes are in it."""
         outcomes: list[tuple[Any, TesseraError | None]] = []
-        last = time.monotonic() + LONGEST
+        last = time.monotonic() + (0.0 if self._alone else LONGEST)
+        self._alone = max(0, self._alone - 1)
         try:
             with self._journal.group():
                 while self._waiting and (not taken or time.monotonic() < last):
@@ -90,7 +101,7 @@ class SharedSteps:
                         raise
                     except TesseraError as refused:  # it says so and has changed nothing else
                         outcomes.append((None, refused))
-        except JournalFailed:
+        except Exception:  # nothing of it has happened
             for party in self._parties:
                 party.load()
             raise
