@@ -270,6 +270,32 @@ def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -
     assert shows_at in found()
 
 
+# --- what fails because of a client's data is sent as zeros ---------------------------------------
+
+
+def _not_finite(update: ModelUpdate) -> ModelUpdate:
+    return replace(update, dense=np.full(DENSE, np.nan))
+
+
+def _one_row_not_finite(update: ModelUpdate) -> ModelUpdate:
+    values = update.tables["goods"].values.copy()
+    values[:1] = np.inf
+    goods = replace(update.tables["goods"], values=values)
+    return replace(update, tables={**update.tables, "goods": goods})
+
+
+@pytest.mark.parametrize("break_", [_not_finite, _one_row_not_finite])
+def test_a_member_that_cannot_train_sends_zeros_and_looks_like_the_others(break_: Break) -> None:
+    chosen, pair = grouped(), unlike()
+    broken = {pair[1]: break_}
+    one = view_of(chosen, NOTHING_HAPPENS, None, breaks=broken, rounds=2)
+    other = view_of(chosen, NOTHING_HAPPENS, pair, breaks=broken, rounds=2)
+    assert not difference(one, other)
+    whole = view_of(chosen, NOTHING_HAPPENS, None, rounds=2)
+    assert one.count("opened") == whole.count("opened"), "the group goes on"
+    assert one.count("sent") == whole.count("sent")
+
+
 # --- services -------------------------------------------------------------------------------------
 
 

@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rounds.population import federation, members, plan, trainer
+from tessera import tasks
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.cohort_training import one_by_one
 from tessera.engines.dropouts import dropout_places, random_dropouts
 from tessera.engines.faults import Drop, Lie
 from tessera.engines.federation import Federation
+from tessera.engines.training import complete
 from tessera.engines.views import Views
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
@@ -23,6 +25,7 @@ from tessera.protocols import wire
 from tessera.rounds.cohorts import Cohorts
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.fixed_groups import formed
+from tessera.rounds.plan import Plan, PrivacyPlan
 
 CLIENTS = 26
 GROUPS = {"level": "groups", "group": 4}
@@ -263,3 +266,14 @@ def test_what_would_tell_members_apart_is_refused(change, reason):
     with pytest.raises(ConfigError, match=reason) as caught:
         plan(**{"privacy": GROUPS, **change})
     assert caught.value.hint
+
+
+def test_a_shared_table_with_a_row_for_each_client_is_refused():
+    """Its row says whose it is, and from its values follow the updates of the client's others."""
+    task = tasks.load(
+        "taobao-like", users=12, items=60, examples=10, history=4, width=3, share_users=True
+    )
+    with pytest.raises(ConfigError, match="'users', which has a row for each client") as caught:
+        complete(Plan(scheme="secure-submodel", cohort=8, privacy=PrivacyPlan(**GROUPS)), task)
+    assert "share_users" in caught.value.hint
+    complete(Plan(scheme="submodel", cohort=8), task)

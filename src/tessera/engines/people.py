@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from tessera.data.subjects import check_local_rows, check_named, check_spread, one_unnamed
 from tessera.errors import ConfigError
 from tessera.learning.bound_model import BoundModel
@@ -44,6 +46,25 @@ def check_home(section: DPPlan, task: Task) -> None:
             "gradient descent: no step of theirs is clipped per person",
             hint='use unit = "user": where a client is one person it protects the same',
         )
+
+
+def check_shared_rows(task: Task, bound: BoundModel) -> None:
+    """Refuse a shared table with a row for each client, where a fixed group is to hide holders.
+
+    Such a row says whose it is. Its values are in the model, and the updates of all other rows that
+    its client holds follow from them: whoever compares finds the holder of each.
+    """
+    whose = np.repeat(np.arange(task.data.clients), np.diff(task.data.offsets))
+    for table in bound.tables:
+        roots = () if table.local or table.derived_from else table.fields
+        columns = [task.data.train[name] for name in roots]
+        if any(column.ndim == 1 and np.array_equal(column, whose) for column in columns):
+            raise ConfigError(
+                f'level = "groups" with table {table.name!r}, which has a row for each client: '
+                "its group would not hide which rows the client holds",
+                hint="leave share_users out (in a task of one's own, declare the table as Local), "
+                "or name another level",
+            )
 
 
 def with_subjects(task: Task, bound: BoundModel, plan: Plan) -> Task:

@@ -36,7 +36,7 @@ from tessera.engines.ledgers import Ledgers
 from tessera.engines.noisy import check_examples, cut_examples, noisy_steps
 from tessera.engines.owner_only import write_owner_only
 from tessera.engines.participant import Participant
-from tessera.engines.people import check_home, with_subjects
+from tessera.engines.people import check_home, check_shared_rows, with_subjects
 from tessera.engines.runs import check_round
 from tessera.engines.selecting import select_rows
 from tessera.engines.setup import SetupProgress, set_up
@@ -108,6 +108,8 @@ def complete(plan: Plan, task: Task) -> Plan:
             "every example moves every row, and noisy steps are over the rows of single examples",
             hint='use unit = "user"',
         )
+    if plan.grouped:
+        check_shared_rows(task, bound)
     check_examples(plan, task, module, bound)
     if plan.dp is not None and plan.dp.by_batches and good.per_person and task.noisy_learner:
         good = replace(good, training=good.per_person, server=ServerStep(), shrinkage=0.0)

@@ -57,7 +57,7 @@ from tessera.rounds.client_states import (
     UpdateSent,
 )
 from tessera.rounds.clipped_vector import noise_stream
-from tessera.rounds.encode import NOTHING, Clipped, RowWords
+from tessera.rounds.encode import Clipped, RowWords
 from tessera.rounds.ideal import IdealClient, Offered, SparseInput, TrustedParty
 from tessera.rounds.local_state import LocalState, check_rows
 from tessera.rounds.messages import (
@@ -491,9 +491,10 @@ class ClientRound(Follower):
     def _on_update(self, state: TrainingModel, supplied: TrainingOutput) -> Moved:
         """Into words at once: the update itself is not stored."""
         plan, update = self.plan, supplied.update
-        if update is None:
-            self.broken, update = NOTHING, encode.zeros(plan)
         trained = self._selection(state.asked).trained
+        self.broken = encode.flaw(plan, update, trained)
+        if update is None or self.broken:
+            update = encode.zeros(plan)  # who left, or stopped, would say something of its data
         coins = state.root.secret(Label.ROUNDING)
         encoded = encode.update_words(
             plan,

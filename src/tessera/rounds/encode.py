@@ -99,10 +99,10 @@ def flaw(plan: Plan, update: ModelUpdate | None, trained: Mapping[str, Ids]) -> 
         return "a weight that is not a number of examples"
     found = [_flaw("the dense part", update.dense, (plan.model.dense,))]
     for t in plan.tables:
-        part, rows = update.tables.get(t.name), trained[t.name]
-        if part is None or not len(rows):
+        part = update.tables.get(t.name)
+        if part is None or not len(trained[t.name]):
             continue
-        counts = np.asarray(part.counts)
+        rows, counts = trained[t.name], np.asarray(part.counts)
         found.append(_flaw(f"table {t.name!r}", part.values, (len(rows), t.width)))
         if counts.shape != rows.shape or not bool((counts >= 0).all()):
             found.append(f"table {t.name!r}: counts that are not numbers of examples")
