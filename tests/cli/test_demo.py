@@ -60,6 +60,8 @@ def assert_conditions(shown: str, page: str) -> None:
         assert "after all rounds" in text and "by chance" in text
         assert "by lot" not in text and "ε" not in text and "psilon" not in text
 
+    assert "With 0, 2, 5 members that work with the server B is 20%, 33.3%, 100%." in page
+
 
 def assert_like_the_readme(shown: str) -> None:
     """The README has the output of this demo: the same headings, whatever the figures are."""

@@ -134,3 +134,11 @@ def test_a_bound_is_never_told_without_its_conditions() -> None:
     assert in_words(1.0) == "a row's holder can be identified (B = 100%)"
     for supposed in ("one holder", "honest", "known row", "server's word"):
         assert supposed in CONDITIONS
+
+
+def test_members_that_work_with_the_server_make_the_group_smaller() -> None:
+    found = Promise(group=10, corrupt=1).with_corrupt()
+    assert found == {c: pytest.approx(1 / (10 - c)) for c in (0, 1, 2, 5)}
+    assert Promise(group=5).with_corrupt()[5] == 1.0  # nobody is left to hide among
+    said = Promise(group=10).corrupt_in_words()
+    assert said == "With 0, 2, 5 members that work with the server B is 10%, 12.5%, 20%."

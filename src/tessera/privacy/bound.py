@@ -107,6 +107,14 @@ class Promise:
         counts = sorted({*CORRUPT_MEMBERS, self.corrupt})
         return {each: replace(self, corrupt=each).bound() for each in counts}
 
+    def corrupt_in_words(self) -> str:
+        """The same as a sentence for pages."""
+        found = self.with_corrupt()
+        counts, bounds = map(str, found), (f"{100.0 * each:.3g}%" for each in found.values())
+        return (
+            f"With {', '.join(counts)} members that work with the server B is {', '.join(bounds)}."
+        )
+
     def mean(self, holders: Holders, *, curious_clients: int = 0) -> float:
         """B averaged over all (row, holder) pairs: what the share of right best guesses keeps."""
         return math.fsum(

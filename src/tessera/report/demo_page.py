@@ -146,10 +146,18 @@ def person(found: Demonstration) -> list[Content]:
             "Over the rounds, exact sums identify the holders of rows wherever cohorts are drawn "
             "anew: a row changes when its holder takes part. In fixed groups all members take part "
             "together, and which of them holds a row stays a guess for a server that knows no row "
-            f"of theirs beforehand; {KNOWN_ROW.replace('`', '')}.",
+            f"of theirs beforehand; {KNOWN_ROW.replace('`', '')}. {corrupt(found)}",
             class_="note",
         ),
     ]
+
+
+def corrupt(found: Demonstration) -> str:
+    """B if members of a group work with the server, where there are groups."""
+    rows = found.secure
+    if rows is None or not rows.plan.grouped:
+        return ""
+    return rows.plan.promise.corrupt_in_words()
 
 
 def at_your_size(found: Demonstration) -> list[Content]:
