@@ -28,7 +28,8 @@ def test_the_last_tenth_of_every_client_is_held_out():
         sizes={},
     )
     fewer, held = with_validation(data)
-    assert_array_equal(held["at"], [18, 19])
+    assert_array_equal(held.test["at"], [18, 19])
+    assert [len(held.test_of(client)) for client in range(3)] == [2, 0, 0]
     assert fewer.offsets.tolist() == [0, 18, 27, 32]
     assert_array_equal(fewer.train["at"], np.delete(np.arange(34), [18, 19]))
     assert fewer.test is data.test
@@ -37,11 +38,11 @@ def test_the_last_tenth_of_every_client_is_held_out():
 @pytest.mark.parametrize("lower", [False, True])
 def test_patience_by_hand(lower):
     sign = -1.0 if lower else 1.0
-    stopping = EarlyStopping(2, lower, Examples({}))
+    stopping = EarlyStopping(2, lower, toy.task().data)
     for value, ends in ((0.5, False), (0.4, False), (0.6, False), (0.6, False), (0.1, True)):
         stopping.seen(sign * value)
         assert bool(stopping.reason) == ends
-    again = EarlyStopping(2, lower, Examples({}))
+    again = EarlyStopping(2, lower, toy.task().data)
     again.go_on_from([None, sign * 0.5, None, sign * 0.4, sign * 0.6, sign * 0.6])
     assert not again.reason
     again.seen(sign * 0.1)

@@ -16,10 +16,11 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from tessera.data.examples import Examples
+from tessera.data.examples import ClientData, Examples
 from tessera.engines.early_stopping import EarlyStopping
 from tessera.engines.setup import SetupProgress, set_up
 from tessera.errors import ConfigError
+from tessera.ids import RoundId
 from tessera.learning.central import CentralTrainer, round_size
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.npz import read_npz
@@ -135,8 +136,8 @@ class CentralTraining:
         scores = evaluate(self.module, self.bound, self.central.parameters(), examples)
         return self.task.metric.measures(scores, examples)
 
-    def _on(self, examples: Examples) -> float:
-        return self._measured(examples)[self.task.metric.name]
+    def _on(self, held: ClientData, _: RoundId) -> float:
+        return self._measured(held.test)[self.task.metric.name]
 
     def parameters(self, *, local: bool = False) -> dict[str, npt.NDArray[np.float32]]:
         """The trained module's parameters by name; nothing is anybody's own here."""

@@ -3,16 +3,22 @@
 With `[simulation] patience` the last tenth of every client's training part is held out
 (`data/validation.py`) and tested on whenever the test part is. After so many tests without a better
 figure training ends. The test part has no say in it, and the model is that of the last round.
+
+When training ends shows what it was decided by. With `[dp]` that is a noisy sum over the clients of
+the round, which each is charged for as for the one over its test part (`rounds/dp.py`); a plan
+whose metric is not charged is refused (`rounds/plan/noise_checks.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from math import isnan
 
-from tessera.data.examples import Examples
+from tessera.data.examples import ClientData
 from tessera.data.validation import with_validation
 from tessera.errors import ConfigError
+from tessera.ids import RoundId
 from tessera.rounds.events import Event, RoundFinished
 from tessera.rounds.plan import Plan
 from tessera.tasks import Task
@@ -24,7 +30,7 @@ class EarlyStopping:
 
     patience: int
     lower_is_better: bool
-    examples: Examples = field(repr=False)
+    held: ClientData = field(repr=False)  # its test part is the validation part
     best: float | None = None
     since: int = 0
 
@@ -34,7 +40,7 @@ class EarlyStopping:
         if not plan.simulation.patience:
             return task, None
         data, held = with_validation(task.data)
-        if not len(held):
+        if not len(held.test):
             raise ConfigError(
                 f"patience = {plan.simulation.patience}: no client of task {task.name!r} has the "
                 "ten training examples of which one is held out",
@@ -57,11 +63,13 @@ class EarlyStopping:
             if value is not None:
                 self.seen(value)
 
-    def after(self, event: Event, measure: Callable[[Examples], float]) -> Event:
+    def after(self, event: Event, measure: Callable[[ClientData, RoundId], float | None]) -> Event:
         """The event, with the figure of the validation part where the model was tested."""
         if not isinstance(event, RoundFinished) or event.metric is None:
             return event
-        value = measure(self.examples)
+        value = measure(self.held, RoundId(event.round_id))
+        if value is None or isnan(value):  # too few clients for noise in shares, or no figure
+            return event
         self.seen(value)
         return replace(event, validation=value)
 

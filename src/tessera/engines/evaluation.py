@@ -16,7 +16,7 @@ import numpy.typing as npt
 from torch import nn
 
 from tessera.crypto.entropy import Entropy
-from tessera.data.examples import Examples
+from tessera.data.examples import ClientData, Examples
 from tessera.engines.noisy_statistics import NoisyStatistic
 from tessera.engines.secure_statistics import group_sums, secure_sum
 from tessera.ids import ClientId, RoundId
@@ -31,6 +31,7 @@ from tessera.tasks import Task
 Floats = npt.NDArray[np.float32]
 
 WHAT = "metrics"
+VALIDATION = "validation metrics"
 WHOLE = 1 << 20
 """Tables up to this many rows are copied once per test; larger ones are read batch by batch."""
 
@@ -72,16 +73,20 @@ class Evaluation:
         tables: Mapping[str, StoredTable],
         entropy: Entropy,
         groups: Sequence[FixedGroup] = (),
+        validation: ClientData | None = None,
     ) -> float | None:
         """The metric over held-out examples of `clients` (by their names in the round).
 
-        Each counts its own where they are; only the sum leaves, or with fixed `groups` one of each.
-        None if they are too few for noise in shares.
+        Of their test parts, or of a `validation` part: another sum, with noise of its own. Each
+        counts its own where they are; only the sum leaves. In fixed groups it is over the whole
+        ones of `groups`. None if they are too few for noise in shares.
         """
+        what = WHAT if validation is None else VALIDATION
+        data = validation or self._task.data
         metric, statistics, few = self._task.metric, {}, {}
         noisy = dp.noisy_metrics(plan)
         for name, client in clients.items():
-            own = self._task.data.test_of(int(client))
+            own = data.test_of(int(client))
             scores = self.scores(dense, tables, own)
             if np.isnan(scores).any():  # such a client contributes nothing
                 own, scores = own.take(slice(0, 0)), scores[:0]
@@ -90,15 +95,15 @@ class Evaluation:
             else:
                 statistics[name] = metric.statistics(scores, own)
         if not noisy and plan.grouped:
-            summed = group_sums(statistics, groups, plan, WHAT, round_id, entropy)
+            summed = group_sums(statistics, groups, plan, what, round_id, entropy)
             return None if summed is None else metric.from_statistics(summed)
         if not noisy:
-            return metric.from_statistics(secure_sum(statistics, plan, WHAT, round_id, entropy))
+            return metric.from_statistics(secure_sum(statistics, plan, what, round_id, entropy))
         counted = dp.section(plan).counted
         total = NoisyStatistic(
             plan=plan,
             entropy=entropy,
-            what=WHAT,
+            what=what,
             noise=dp.metrics_noise(plan),
             words=len(next(iter(few.values()))),
             round_id=round_id,

@@ -535,10 +535,21 @@ class Training:
             for name, part in local.items():
                 self.local[name].put(part.ids, part.values, np.ones(len(part.ids), np.int64))
 
-    def _on(self, examples: Examples) -> float:
-        """The metric over these examples, in one place."""
-        scores = self.evaluation.scores(self.federation.dense, self.tables | self.local, examples)
-        return self.task.metric.measures(scores, examples)[self.task.metric.name]
+    def _on(self, held: ClientData, round_id: RoundId) -> float | None:
+        """The metric over a validation part: with noise a sum over the round's clients."""
+        dense, tables = self.federation.dense, self.tables | self.local
+        if self.plan.dp is not None:  # its plan has a charged metric, or no patience
+            return self.evaluation.federated(
+                self.plan,
+                round_id,
+                self.federation.survivors,
+                dense,
+                tables,
+                self.entropy,
+                validation=held,
+            )
+        scores = self.evaluation.scores(dense, tables, held.test)
+        return self.task.metric.measures(scores, held.test)[self.task.metric.name]
 
     # --- the model ------------------------------------------------------------------------------
 

@@ -125,7 +125,7 @@ class NoiseSetting:
     selection: float = 0.0  # noise on the popularity of rows, over that of a round; 0: none
     setup: float = 0.0  # likewise on the sum before the first round; 0: it has none
     metrics: float = 0.0  # likewise on the statistics of a test; 0: they have none
-    tests: int = 0  # in all rounds
+    tests: int = 0  # sums of statistics, in all rounds
     vector: SummedVector | None = None  # where noise is inside the sum, in integers
     distance: float = 0.0  # of the noise of one release from ideal, in total variation
     fails: float = 0.0  # probability that one contribution is longer than the clip once rounded
@@ -379,7 +379,7 @@ class NoiseSetting:
     def metrics_events(
         self, tests: int = 1, *, federation: str = "", round_id: RoundId = NO_ROUND
     ) -> Iterator[NoisySum]:
-        """What a client is charged for statistics of its held-out examples, in so many tests."""
+        """What a client is charged for statistics of its held-out examples, in so many sums."""
         return self._statistic(THE_METRICS, self.metrics, tests, federation, round_id)
 
     def _statistic(

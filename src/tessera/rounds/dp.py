@@ -219,7 +219,7 @@ def setup_ratio(plan: Plan) -> float:
 
 
 def metrics_ratio(plan: Plan) -> float:
-    """Noise on the statistics of one test, over that of a round; 0: they have none."""
+    """Noise on the statistics of one sum of a test, over that of a round; 0: they have none."""
     return _ratio(plan, _shares(plan)[2], tests(plan))
 
 
@@ -236,8 +236,13 @@ def tested_in(plan: Plan, round_id: RoundId) -> bool:
 
 
 def tests(plan: Plan) -> int:
-    """How many tests all rounds of the plan have."""
-    return -(-plan.simulation.rounds // plan.simulation.evaluate_every)
+    """How many sums of statistics the tests of all rounds are."""
+    return sums_of_a_test(plan) * -(-plan.simulation.rounds // plan.simulation.evaluate_every)
+
+
+def sums_of_a_test(plan: Plan) -> int:
+    """Over the test parts and, where training stops by them, over the validation parts."""
+    return 2 if plan.simulation.patience else 1
 
 
 def follows_from_rounds(plan: Plan) -> bool:
@@ -301,7 +306,9 @@ def events(plan: Plan, round_id: RoundId) -> Iterator[NoisySum]:
     setting = noise_setting(plan)
     yield from setting.events(federation=plan.federation, round_id=round_id)
     if noisy_metrics(plan) and tested_in(plan, round_id):
-        yield from setting.metrics_events(federation=plan.federation, round_id=round_id)
+        yield from setting.metrics_events(
+            sums_of_a_test(plan), federation=plan.federation, round_id=round_id
+        )
 
 
 def absent_events(plan: Plan, round_id: RoundId) -> Iterator[NoisySum]:

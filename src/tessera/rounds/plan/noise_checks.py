@@ -35,6 +35,15 @@ def check_noise(plan: Plan, dp: DPPlan) -> None:
         )
     if dp.participation:
         _check_participation(plan, dp)
+    if plan.simulation.patience and not (
+        dp.unit == "user" and plan.simulation.metrics is Metrics.FEDERATED
+    ):
+        raise ConfigError(
+            f"[simulation] patience = {plan.simulation.patience} with [dp] and no charged metric: "
+            "training would end by exact figures on held-out examples, and when it ends shows them",
+            hint="leave patience out, or have it decide by noisy figures that clients are charged "
+            'for: metrics = "federated" with [dp] unit = "user"',
+        )
     for name, clip in (("clip", plan.update.clip), ("dense_clip", plan.update.dense_clip)):
         if 0.0 < clip < dp.clip:
             raise ConfigError(

@@ -506,7 +506,8 @@ class SimulationPlan:
     """Tests without a better figure after which training ends; 0: all rounds.
 
     Tests on a validation part, which is then held out: the last tenth of every client's training
-    examples.
+    examples. With [dp] it takes metrics = "federated" and unit = "user": noisy figures decide, and
+    the budget's share for metrics is for both parts.
     """
     metrics: Metrics = Metrics.CENTRAL
     """Where the model is tested: "central", or "federated": by clients.
