@@ -103,7 +103,7 @@ class Run:
         figures = RunFigures.load(self.folder)
         facts = {"folder": self.folder, "scheme": figures.scheme, "rounds": figures.finished}
         if figures.final is not None:
-            facts[figures.metric] = score(figures.final)
+            facts[f"{figures.metric}{summary.not_charged([figures])}"] = score(figures.final)
         facts |= {f"  {predictor(name)}": score(one) for name, one in figures.baselines.items()}
         curve = [summary.curve_chart([figures])] if figures.curve else []
         drawn = [Markup(tables.standalone(chart)) for chart in curve]
@@ -149,6 +149,11 @@ class Comparison:
         """The settings that are not the same in all runs, by key of the plan."""
         return lineup.differing(self.runs)
 
+    @property
+    def together(self) -> str:
+        """What all runs with noise have spent together, as they are over the same people."""
+        return comparison.in_all(self.runs)
+
     def to_frame(self) -> Any:
         """One row per run, as a pandas DataFrame."""
         return tables.as_frame([run.summary() for run in self.runs])
@@ -169,10 +174,13 @@ class Comparison:
         return tables.card(self.runs[0].title, {}, tag("pre", comparison.text(self.runs)), *chart)
 
 
-def compare(runs: Sequence[Run | Path | str]) -> Comparison:
-    """Runs of `simulate`, or their folders; refused if they are not on the same data."""
+def compare(runs: Sequence[Run | Path | str], *, exact: bool = False) -> Comparison:
+    """Runs of `simulate`, or their folders; refused if they are not on the same data.
+
+    With `exact` also figures of runs with [dp] that no budget paid for: to keep, not to pass on.
+    """
     folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
-    return Comparison(lineup.load_all(folders))
+    return Comparison(lineup.load_all(folders, exact=exact))
 
 
 def simulate(

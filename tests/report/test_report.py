@@ -273,9 +273,9 @@ def test_the_table_of_schemes_has_the_figures(tmp_path: Path) -> None:
     _, page = page_of(folders.five(tmp_path), tmp_path / "page.html")
     row = page.row("secure-submodel", "0.744")
     assert row[4:8] == ["238 kB", "146 kB", "137 ms", "1.04 s"]
-    assert row[8:] == ["2.02", "2.71", "11.0%", "6.0%"]
+    assert row[8:] == ["yes", "2.02", "2.71", "11.0%", "6.0%"]
     row = page.row("fedavg", "0.687")
-    assert row[4:9] == ["412 kB", "412 kB", "61.0 ms", "12.0 ms", "in clear"]
+    assert row[4:10] == ["412 kB", "412 kB", "61.0 ms", "12.0 ms", "yes", "in clear"]
     assert page.row("central", "0.778")[4:8] == ["all data", "n/a", "n/a", "6.20 s"]
 
 

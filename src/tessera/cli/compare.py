@@ -28,13 +28,21 @@ def compare(
     out: Annotated[Path, typer.Option(help="File of the page.")] = PAGE,
     csv: AsCsv = None,
     svg: Annotated[Path | None, typer.Option(help="Write the curves as SVG.")] = None,
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact",
+            help="Also figures of runs with [dp] that no budget paid for, marked: to keep, not to "
+            "pass on.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Put RUNs on the same data side by side: a table here, and a page with their curves."""
     for file in (csv, svg):
         if file is not None:
             check_new(file)  # before anything is written
-    found = load_all(runs)
+    found = load_all(runs, exact=exact)
     page = report.save(report.page(found), out)
     if svg is not None:
         write_new(svg, tables.standalone(curve_chart(found)))

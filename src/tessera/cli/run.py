@@ -27,11 +27,15 @@ from tessera.cli.format import (
 )
 from tessera.engines.runs import PLAN, RUN, RunFolder, free_folder, never_began
 from tessera.errors import ConfigError
+from tessera.privacy.bound import in_words
 from tessera.report import faults
+from tessera.report.comparison import in_all
+from tessera.report.figures import RunFigures
 from tessera.report.numbers import count, epsilon, score, seconds, size
 from tessera.report.progress import progress
 from tessera.report.words import predictor
-from tessera.rounds import dp, schemes
+from tessera.rounds import charged, dp, schemes
+from tessera.rounds.charged import NOT_CHARGED
 from tessera.rounds.events import Event, RoundAbort
 from tessera.rounds.plan import Plan
 
@@ -39,6 +43,7 @@ SYNTHETIC_ROUNDS: Final = 10
 FEW: Final = 5
 """Points of a curve below which nothing is said of where it goes."""
 INTERRUPTED: Final = 130
+DAGGER: Final = "†"
 
 
 def run(
@@ -182,6 +187,8 @@ def several(
         )
         found.append(summary(folder))
     finals = [one["final"] for one in found if one["final"] is not None]
+    logs = [RunFolder.load(Path(one["folder"])) for one in found]
+    together = in_all([RunFigures.load(log.folder) for log in logs])
     facts = {
         "metric": found[0]["metric"],
         "seeds": list(seeds),
@@ -189,9 +196,12 @@ def several(
         "mean": mean(finals) if finals else None,
         "deviation": stdev(finals) if len(finals) > 1 else None,
         "folders": [one["folder"] for one in found],
+        "together": together,
     }
+    facts = charged.marked(logs[0].plan, facts)
+    exact = "" if charged.is_charged(logs[0].plan, "finals") else f" ({charged.NOT_CHARGED})"
     rows = [
-        {"seed": s, facts["metric"]: one["final"], "folder": one["folder"]}
+        {"seed": s, f"{facts['metric']}{exact}": one["final"], "folder": one["folder"]}
         for s, one in zip(seeds, found, strict=True)
     ]
     if figures_written(rows, csv):
@@ -207,6 +217,10 @@ def several(
     listed.append(("mean", score(facts["mean"])))
     listed.append(("standard deviation", score(facts["deviation"])))
     console.print(captioned(listed))
+    if exact:
+        console.print(f"{facts['metric']}: {charged.NOT_CHARGED}")
+    if together:
+        console.print(together, width=min(console.width, 100))
     console.print(f"Runs: {escape(str(top))}", soft_wrap=True)
 
 
@@ -293,7 +307,7 @@ def summary(folder: Path) -> dict[str, Any]:
     def means(name: str, over: list[dict[str, Any]]) -> dict[str, float]:
         return synthetic.mean_of([r[name] for r in over]) if over else {}
 
-    return {
+    found = {
         "folder": str(folder),
         "scheme": facts["scheme"],
         "task": facts["task"],
@@ -328,7 +342,8 @@ def summary(folder: Path) -> dict[str, Any]:
         "helper_seconds": means("helper_seconds", measured),
         "bytes_between": mean_of_measured(measured, "bytes_between"),
         "writing": next((dict(r["writing"]) for r in reversed(measured)), {}),
-        "epsilon": highest_epsilon(facts["scheme"], rounds),
+        "naming_bound": log.plan.promise.bound(),
+        "epsilon": highest_epsilon(rounds) if RunFigures.load(folder).answers_differ else None,
         "condition": rounds[-1]["condition"] if rounds else "",
         "noise_epsilon": rounds[-1]["noise_epsilon"] if rounds else None,
         "noise_scope": rounds[-1]["noise_scope"] if rounds else "",
@@ -338,6 +353,7 @@ def summary(folder: Path) -> dict[str, Any]:
         "still_improving": not dp.follows_from_rounds(log.plan)  # more rounds are another run
         and still_improving(curve, lower=bool(facts["lower_is_better"])),
     }
+    return charged.marked(log.plan, found)
 
 
 def still_improving(curve: Sequence[Sequence[float]], *, lower: bool) -> bool:
@@ -358,10 +374,8 @@ def mean_of_measured(rounds: list[dict[str, Any]], name: str) -> float:
     return sum(float(r[name] or 0.0) for r in rounds) / len(rounds) if rounds else 0.0
 
 
-def highest_epsilon(scheme: str, rounds: list[dict[str, Any]]) -> float | str | None:
-    """The highest epsilon spent by any client; none where no answer is randomised."""
-    if not schemes.named(scheme).randomises or not rounds:
-        return None
+def highest_epsilon(rounds: list[dict[str, Any]]) -> float | str | None:
+    """The highest epsilon that any client has spent on its answers."""
     spent = [r["epsilon"] for r in rounds if r["epsilon"] is not None]
     return "inf" if "inf" in spent else max(spent, default=None)
 
@@ -381,6 +395,11 @@ def show(facts: Mapping[str, Any], page: Path, console: Console) -> None:
         width=width,
     )
     console.print(captioned(lines(facts)))
+    if NOT_CHARGED in facts:
+        console.print(f"{DAGGER} {NOT_CHARGED}")
+    if facts["naming_bound"] < 1.0:
+        text = in_words(facts["naming_bound"])
+        console.print(f"Over all rounds {text}.", width=width)
     for name, reason in facts["writing"].items():
         console.print(f"[dim]{escape(name)}: written by {escape(reason)}[/]", width=width)
     if facts["entropy"] != "system":
@@ -395,44 +414,68 @@ def show(facts: Mapping[str, Any], page: Path, console: Console) -> None:
 
 
 def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is shown of them; exact figures that a budget should have paid for with a dagger."""
+    exact = facts.get(NOT_CHARGED, "").split(", ")
+    for names, caption, value in figures(facts):
+        yield f"{caption}{f' {DAGGER}' if any(name in exact for name in names) else ''}", value
+
+
+def figures(facts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, str]]:
     entry = schemes.named(facts["scheme"])
     if facts["final"] is not None:
-        yield facts["metric"], score(facts["final"])
+        yield ("final",), facts["metric"], score(facts["final"])
     for name, value in facts["trivial"].items():
-        yield f"  baseline: {predictor(name)}", score(value)
+        yield ("trivial",), f"  baseline: {predictor(name)}", score(value)
     if entry.randomises:
-        yield "rows in the union", count(facts["union_rows"])
-        yield "  below the quorum, not updated", count(facts["rows_below_quorum"])
+        yield ("union_rows",), "rows in the union", count(facts["union_rows"])
+        yield (
+            ("rows_below_quorum",),
+            "  below the quorum, not updated",
+            count(facts["rows_below_quorum"]),
+        )
     if entry.two_servers:
-        yield "rows written by any client, opened", count(facts["rows_opened"])
+        yield ("rows_opened",), "rows written by any client, opened", count(facts["rows_opened"])
     if facts["rows_out_of_bounds"]:
-        yield "  opened, not merged: out of bounds", count(facts["rows_out_of_bounds"])
+        yield (
+            ("rows_out_of_bounds",),
+            "  opened, not merged: out of bounds",
+            count(facts["rows_out_of_bounds"]),
+        )
     if facts["rows_exposed"]:
         why = "of clients missing in a round of their keys"
-        yield f"  rows exposed ({why})", count(facts["rows_exposed"])
+        yield ("rows_exposed",), f"  rows exposed ({why})", count(facts["rows_exposed"])
     if facts["rows_left_home"]:
         why = "max_rows, union, bins" if entry.two_servers else "max_rows"
-        yield f"  rows over the cap ({why})", count(facts["rows_left_home"])
+        yield ("rows_left_home",), f"  rows over the cap ({why})", count(facts["rows_left_home"])
     if facts["measured_rounds"]:
         for way in ("up", "down"):
-            yield f"bytes {way}, per client and round", size(sum(facts[f"bytes_{way}"].values()))
+            sent = size(sum(facts[f"bytes_{way}"].values()))
+            yield (f"bytes_{way}",), f"bytes {way}, per client and round", sent
         spent = dict(facts["client_seconds"])
         training = spent.pop("train", 0.0)
-        yield "CPU per round, one client", seconds(sum(spent.values()))
-        yield "  and its training", seconds(training)
-        yield "CPU per round, the server", seconds(sum(facts["server_seconds"].values()))
+        yield ("client_seconds",), "CPU per round, one client", seconds(sum(spent.values()))
+        yield ("client_seconds",), "  and its training", seconds(training)
+        server = seconds(sum(facts["server_seconds"].values()))
+        yield ("server_seconds",), "CPU per round, the server", server
         if entry.two_servers:
-            yield "CPU per round, the helper", seconds(sum(facts["helper_seconds"].values()))
-            yield "bytes between servers, per client", size(facts["bytes_between"])
-    if entry.randomises:
-        yield f"epsilon spent, per index, {facts['condition']}", epsilon(facts["epsilon"])
+            helper = seconds(sum(facts["helper_seconds"].values()))
+            yield ("helper_seconds",), "CPU per round, the helper", helper
+            between = size(facts["bytes_between"])
+            yield ("bytes_between",), "bytes between servers, per client", between
+    if facts["epsilon"] is not None:
+        about = f"epsilon spent, per index, {facts['condition']}"
+        yield ("epsilon",), about, epsilon(facts["epsilon"])
     if facts["noise_epsilon"] is not None:
-        yield f"epsilon spent, {facts['noise_scope']}", epsilon(facts["noise_epsilon"])
+        about = f"epsilon spent, {facts['noise_scope']}"
+        yield ("noise_epsilon",), about, epsilon(facts["noise_epsilon"])
     if facts["groups_not_finite"]:
-        yield "  left out, a gradient not finite", count(facts["groups_not_finite"])
+        left = count(facts["groups_not_finite"])
+        yield ("groups_not_finite",), "  left out, a gradient not finite", left
     if facts["ended"]:
-        yield "ended early", facts["ended"]
+        yield ("ended",), "ended early", facts["ended"]
     if facts["crypto"]["mode"] != "every" and entry.federated:
-        yield "rounds with real messages", f"{facts['measured_rounds']} of {facts['rounds']}"
-    yield from faults.lines(facts)
-    yield "time", seconds(facts["seconds"])
+        real = f"{facts['measured_rounds']} of {facts['rounds']}"
+        yield ("measured_rounds",), "rounds with real messages", real
+    for caption, value in faults.lines(facts):
+        yield ("excluded",), caption, value
+    yield ("seconds",), "time", seconds(facts["seconds"])

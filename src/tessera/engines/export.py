@@ -22,6 +22,7 @@ from tessera.learning.machine import physical_memory
 from tessera.learning.saved import AS_THEY_BEGAN, save, state_of
 from tessera.learning.softmax import Softmax
 from tessera.rounds import schemes
+from tessera.rounds.charged import is_charged
 from tessera.rounds.plan import Plan
 from tessera.tasks import Task
 
@@ -47,6 +48,12 @@ def export_run(
     task = task or named_task(log)
     complete(log.plan, task)  # refuses a task with another model
     _check_version(log)
+    if with_local and log.plan.dp is not None:
+        raise ConfigError(
+            f"{folder}: its plan has [dp], and the clients' local rows follow from their data "
+            "without noise: nobody was charged for them",
+            hint="export without them; in a real run they never leave their client",
+        )
     _check_checkpoint(folder, log.plan)
     with _restored(task, log.plan, folder / CHECKPOINT) as stood:
         if not stood.rounds_done:
@@ -127,6 +134,8 @@ def _check_memory(bound: BoundModel) -> None:
 
 def _about(log: RunFolder, task: Task, rounds: int) -> dict[str, Any]:
     value, after = _measured(log, rounds)
+    if not is_charged(log.plan, "metric"):
+        value, after = None, None
     history = task.data.train.fields.get("history")
     bound = task.bind(task.build(0))
     lengths = {

@@ -16,6 +16,9 @@ model/         what `tessera export` makes of it
 views/, truth.json   with --record-views; helper.key: of two servers, the helper's unsealing key
 report.html
 
+With `[dp]` each line, and run.json, names its exact figures under "simulation only, not charged"
+(`rounds/charged.py`).
+
 A last line without a newline is still being written, and is left for the next look.
 """
 
@@ -35,6 +38,7 @@ from tessera.data.row_names import RowNames
 from tessera.engines.run_shapes import EVENTS as EVENT_SHAPES
 from tessera.engines.run_shapes import FACTS, NEEDED, misfit
 from tessera.errors import ConfigError
+from tessera.rounds import charged
 from tessera.rounds.events import Event, RoundFinished, as_json
 from tessera.rounds.plan import Plan
 
@@ -169,7 +173,7 @@ class RunFolder:
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Write down what is known before the first round."""
-        self.facts = {**_finite(facts), "layout": LAYOUT}
+        self.facts = charged.marked(self.plan, {**_finite(facts), "layout": LAYOUT})
         fresh = self.folder / f"{RUN}.tmp"
         fresh.write_text(json.dumps(self.facts, indent=1, allow_nan=False) + "\n")
         fresh.replace(self.folder / RUN)
@@ -231,7 +235,7 @@ class RunFolder:
             fresh.replace(path)
 
     def append(self, event: Event) -> None:
-        line = json.dumps(as_json(event)) + "\n"
+        line = json.dumps(charged.marked(self.plan, as_json(event))) + "\n"
         with (self.folder / EVENTS).open("a") as out:
             out.write(line)
         if isinstance(event, RoundFinished):

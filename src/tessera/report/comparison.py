@@ -12,13 +12,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tessera.privacy.bound import in_words
+from tessera.privacy.mechanism import NoAccount
 from tessera.report.figures import RunFigures
 from tessera.report.lineup import differing
 from tessera.report.numbers import NOT_MEASURED, epsilon, score, seconds, share, signed
 from tessera.report.sections import trust
 from tessera.report.sections.costs import between, epsilons, helper_time, naming, traffic_of
 from tessera.report.sections.summary import banners_in_words, baselines, presets_named
-from tessera.report.words import NOT_APPLICABLE, predictor
+from tessera.report.words import NOT_APPLICABLE, enumeration, predictor
+from tessera.rounds import dp
+from tessera.rounds.charged import NOT_CHARGED
 
 WIDE: Final = 138
 """Columns from which all figures of a run fit one line."""
@@ -34,6 +38,7 @@ def summary(runs: Sequence[RunFigures], page: Path) -> dict[str, Any]:
         "trivial": baselines(runs),
         "differing": differing(runs),
         "runs": [run.summary() for run in runs],
+        "together": in_all(runs),
         "page": str(page),
     }
 
@@ -74,10 +79,21 @@ def show(runs: Sequence[RunFigures], page: Path | None, console: Console) -> Non
         for name, _ in columns:
             table.add_column(name, justify="right", no_wrap=False)
         for at, run in enumerate(runs):
-            table.add_row(escape(run.label), *(cells[at] for _, cells in columns))
+            table.add_row(escape(run.label), *(run.said(cells[at]) for _, cells in columns))
         console.print(table, width=width)
+    for bound in sorted({run.naming_bound for run in runs if run.naming_bound < 1.0}):
+        console.print(f"Holder identified: {in_words(bound)}.", width=width)
     if presets_named(runs):
         console.print(trust.PRESETS, width=width)
+    if together := in_all(runs):
+        console.print(f"{together}", width=width)
+    exact = [run.label for run in runs if run.uncharged("metric", "seconds")]
+    if exact:
+        console.print(
+            f"{NOT_CHARGED} (of {escape(enumeration(exact))}): all figures here but ε, "
+            "unless their metric has noise.",
+            width=width,
+        )
     if any(run.sampled for run in runs):
         console.print(
             "Bytes and protocol times are of the rounds with cryptography on; the page says which.",
@@ -88,6 +104,24 @@ def show(runs: Sequence[RunFigures], page: Path | None, console: Console) -> Non
         console.print(f"Differs: {escape(name)} = {escape(listed)}", soft_wrap=True)
     if page is not None:
         console.print(f"The page: {escape(str(page))}", soft_wrap=True)
+
+
+def in_all(runs: Sequence[RunFigures]) -> str:
+    """What runs with noise over the same people add up to; nothing where there is only one."""
+    noisy = [(run.plan, run.finished + run.aborted) for run in runs if run.plan.dp is not None]
+    if len(noisy) < 2 or any(run.test_entropy for run in runs):
+        return ""
+    try:
+        found = dp.composed(noisy)
+    except NoAccount:
+        return (
+            f"The {len(noisy)} runs with noise are over the same people, and protect different "
+            "units or against different observers: there is no one ε for all of them."
+        )
+    return (
+        f"All {len(noisy)} runs with noise are over the same people, and together they have "
+        f"spent {found}. Choosing the best of them by exact figures is not in it."
+    )
 
 
 Columns = list[tuple[str, list[str]]]
@@ -120,11 +154,17 @@ def times(runs: Sequence[RunFigures]) -> Columns:
 
 
 def protection(runs: Sequence[RunFigures]) -> Columns:
+    columns: Columns = [("holder\nidenti-\nfied", [naming(run) for run in runs])]
+    if any(run.answers_differ for run in runs):
+        columns += [
+            ("ε per\nround", [epsilons(run)[0] for run in runs]),
+            ("longitu-\ndinal ε", [epsilons(run)[1] for run in runs]),
+            ("ε\nspent", [spent(run) for run in runs]),
+        ]
+    if any(run.plan.dp is not None for run in runs):
+        columns.append(("ε of\nnoise", [of_noise(run) for run in runs]))
     return [
-        ("holder\nnamed", [naming(run) for run in runs]),
-        ("ε per\nround", [epsilons(run)[0] for run in runs]),
-        ("longitu-\ndinal ε", [epsilons(run)[1] for run in runs]),
-        ("ε\nspent", [spent(run) for run in runs]),
+        *columns,
         (
             "below\nquorum",
             [share(run.below_quorum) if run.entry.randomises else NOT_APPLICABLE for run in runs],
@@ -147,7 +187,13 @@ def helper(runs: Sequence[RunFigures]) -> Columns:
 
 
 def spent(run: RunFigures) -> str:
-    return NOT_APPLICABLE if run.index_privacy is None else epsilon(run.epsilon_spent)
+    return epsilon(run.epsilon_spent) if run.answers_differ else NOT_APPLICABLE
+
+
+def of_noise(run: RunFigures) -> str:
+    if run.plan.dp is None:
+        return NOT_APPLICABLE
+    return NOT_MEASURED if run.noise_spent is None else epsilon(run.noise_spent[0])
 
 
 def against(run: RunFigures) -> str:

@@ -3,13 +3,16 @@
 A figure that was not measured is None and never 0. Where a simulation plays only some of its rounds
 message by message (sampled cryptography), bytes and protocol times exist in those only, so means
 are over them; local training runs in every round and is averaged over all.
+
+Of a run with `[dp]`, `RunFigures.passed_on` has charged and public figures only, as a comparison
+shows it; its own report has all, and names those that `uncharged` finds (`rounds/charged.py`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +21,8 @@ from tessera.privacy.exposure import epsilon_longitudinal, epsilon_per_round
 from tessera.privacy.guarantee import json_number
 from tessera.privacy.response import IndexPrivacy
 from tessera.report import faults
-from tessera.rounds import schemes
+from tessera.report.numbers import NOT_MEASURED
+from tessera.rounds import charged, schemes
 from tessera.rounds.plan import Plan
 from tessera.rounds.schemes import SchemeEntry
 
@@ -38,6 +42,7 @@ class RunFigures:
     rounds: tuple[Round, ...]
     abort_reasons: Mapping[str, int]
     label: str
+    withholds: bool = False  # exact figures that a budget should have paid for
 
     @classmethod
     def load(cls, folder: Path) -> RunFigures:
@@ -49,6 +54,27 @@ class RunFigures:
             abort_reasons=faults.abort_reasons(run.events()),
             label=str(run.fact("scheme")),
         )
+
+    def passed_on(self) -> RunFigures:
+        """The run as it is shown to others: the same where there is no [dp]."""
+        if self.plan.dp is None:
+            return self
+        return replace(
+            self,
+            run=RunFolder(self.folder, charged.passed_on(self.plan, self.facts)),
+            rounds=tuple(charged.passed_on(self.plan, line) for line in self.rounds),
+            withholds=True,
+        )
+
+    def uncharged(self, *names: str) -> list[str]:
+        """Those of these figures that are here, and that no budget paid for."""
+        if self.withholds:
+            return []
+        return [name for name in names if not charged.is_charged(self.plan, name)]
+
+    def said(self, text: str) -> str:
+        """What stands for a figure that is not there, by its reason."""
+        return text.replace(NOT_MEASURED, "not charged") if self.withholds else text
 
     # --- facts ----------------------------------------------------------------------------------
 
@@ -166,6 +192,12 @@ class RunFigures:
         return number(self.facts.get("naming_bound")) or 1.0
 
     @property
+    def answers_differ(self) -> bool:
+        """Whether answers differ by what a client holds: where all answer alike there is no ε."""
+        found = self.index_privacy
+        return found is not None and epsilon_per_round(found) > 0.0
+
+    @property
     def index_privacy(self) -> IndexPrivacy | None:
         """The probabilities, where a scheme randomises sets at all."""
         found = {k: number(v) for k, v in mapping(self.run.fact("index_privacy")).items()}
@@ -265,8 +297,8 @@ class RunFigures:
         """The share of invited clients that did not stay to the end."""
         if self.central:
             return None
-        invited = sum(r["cohort"] for r in self.rounds)
-        return 1.0 - sum(r["survivors"] for r in self.rounds) / invited if invited else None
+        invited, stayed = self.total("cohort"), self.total("survivors")
+        return 1.0 - stayed / invited if invited and stayed is not None else None
 
     @property
     def unmasked(self) -> float | None:
@@ -276,13 +308,13 @@ class RunFigures:
     @property
     def singleton_rows(self) -> float | None:
         """The share of the opened rows that exactly one client wrote."""
-        opened = sum(r["rows_opened"] for r in self.rounds)
-        return sum(r["singleton_rows"] for r in self.rounds) / opened if opened else None
+        opened, alone = self.total("rows_opened"), self.total("singleton_rows")
+        return alone / opened if opened and alone is not None else None
 
     @property
     def epsilon_spent(self) -> float | None:
         """The highest epsilon any client has spent so far, by the ledger of the run."""
-        if self.index_privacy is None:
+        if not self.answers_differ:
             return None
         found = [v for r in self.rounds if (v := number(r["epsilon"])) is not None]
         return max(found, default=None)
@@ -301,7 +333,8 @@ class RunFigures:
         """The run as one object for machines; null is "not measured" or "does not apply"."""
         best, privacy, baseline = self.best, self.index_privacy, self.best_baseline
         margin = None if baseline is None else self.margin_over(baseline[1])
-        return {
+        random = self.answers_differ
+        found = {
             "folder": str(self.folder),
             "label": self.label,
             "scheme": self.scheme,
@@ -325,11 +358,16 @@ class RunFigures:
             "helper_seconds": self.by_category("helper_seconds") or None,
             "bytes_between": self.bytes_between,
             "writing": dict(self.writing) or None,
-            "epsilon_once": None if privacy is None else json_number(epsilon_per_round(privacy)),
-            "epsilon_ever": None if privacy is None else json_number(epsilon_longitudinal(privacy)),
+            "naming_bound": self.naming_bound,
+            "epsilon_once": json_number(epsilon_per_round(privacy)) if privacy and random else None,
+            "epsilon_ever": json_number(epsilon_longitudinal(privacy))
+            if privacy and random
+            else None,
             "epsilon_spent": None
             if self.epsilon_spent is None
             else json_number(self.epsilon_spent),
+            "noise_epsilon": None if self.noise_spent is None else json_number(self.noise_spent[0]),
+            "noise_scope": None if self.noise_spent is None else self.noise_spent[1],
             "rows_below_quorum": self.below_quorum,
             "dropouts": self.dropouts,
             "in_the_open": self.unmasked,
@@ -337,6 +375,7 @@ class RunFigures:
             "clipped": self.mean("clipped"),
             "insecure_test_entropy": self.test_entropy,
         }
+        return charged.marked(self.plan, found) if not self.withholds else found
 
 
 # --- values ---------------------------------------------------------------------------------------

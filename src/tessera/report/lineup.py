@@ -36,8 +36,12 @@ ALIKE: Final[Sequence[tuple[str, Callable[[RunFigures], str], Callable[[RunFigur
 """What the runs of one page have in common."""
 
 
-def load_all(folders: Sequence[Path]) -> list[RunFigures]:
-    """The runs in these folders; `ConfigError` if their figures do not stand side by side."""
+def load_all(folders: Sequence[Path], *, exact: bool = False) -> list[RunFigures]:
+    """The runs in these folders; `ConfigError` if their figures do not stand side by side.
+
+    With `exact` also those figures of runs with [dp] that no budget paid for: for a page that stays
+    where the data is.
+    """
     if not folders:
         raise ConfigError("no run was named", hint="name one or more run folders")
     runs = [RunFigures.load(folder) for folder in folders]
@@ -54,7 +58,7 @@ def load_all(folders: Sequence[Path]) -> list[RunFigures]:
                 f"the runs are on different {what}: {groups}",
                 hint="compare runs of one kind at a time: figures on different ones do not compare",
             )
-    return labelled(runs)
+    return labelled(runs if exact else [run.passed_on() for run in runs])
 
 
 def differing(runs: Sequence[RunFigures]) -> dict[str, list[Any]]:

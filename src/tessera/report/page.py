@@ -7,7 +7,7 @@ opening it tells nobody. What it says is in `report/sections/`, how curves are d
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,8 +16,10 @@ from tessera.errors import ConfigError
 from tessera.report.document import GENERATOR, document
 from tessera.report.figures import RunFigures
 from tessera.report.lineup import load_all
-from tessera.report.markup import Content
+from tessera.report.markup import Content, Markup, tag
 from tessera.report.sections import costs, noise, safety, summary, training
+from tessera.report.words import enumeration
+from tessera.rounds.charged import NOT_CHARGED
 
 PAGE: Final = "report.html"
 MARK: Final = f'<meta name="generator" content="{GENERATOR}'
@@ -36,18 +38,44 @@ SECTIONS: Final[Sequence[tuple[str, str, Section]]] = (
     ("data", "Data", training.data),
     ("settings", "Settings", training.settings),
 )
+SHOWN: Final[Mapping[str, Mapping[str, str]]] = {
+    "learning": {"metric": "the metric", "trivial": "baselines"},
+    "schemes": {
+        "metric": "the metric",
+        "trivial": "baselines",
+        "bytes_up": "bytes",
+        "client_seconds": "times",
+        "rows_below_quorum": "rows below quorum",
+        "dropouts": "dropouts",
+    },
+    "costs": {"bytes_up": "bytes", "client_seconds": "times"},
+    "privacy": {"unmasked": "unmasked updates"},
+    "noise": {"metric": "the metric", "trivial": "baselines"},
+    "rows": {"union_rows": "numbers of rows", "singleton_rows": "singleton rows"},
+    "training": {
+        "not_finite": "clients that sent zeros",
+        "clipped": "values clipped",
+        "seconds": "wall time",
+        "excluded": "what went wrong",
+    },
+    "data": {
+        "task.examples": "numbers of examples",
+        "task.facts": "facts about the data",
+        "setup": "figures before the first round",
+    },
+}
+"""The measured figures of each section, by field and in words, for its mark."""
 BEFORE_ANY_ROUND: Final = frozenset({"privacy", "knowledge", "data", "settings"})
 """Sections that make sense for runs in which no round has finished."""
 
 
 def write(folders: Sequence[Path], out: Path) -> Path:
-    """Write the page about the runs in `folders` to `out`, all of it or nothing; return `out`.
+    """Write the runs' own page to `out`, all of it or nothing, exact figures marked; return `out`.
 
     `ConfigError` if a folder holds no training run, if runs do not compare, or if `out` is
     there and not a page of ours.
     """
-    runs = load_all(folders)
-    return save(page(runs), out)
+    return save(page(load_all(folders, exact=True)), out)
 
 
 def save(text: str, out: Path) -> Path:
@@ -82,6 +110,17 @@ def ours(path: Path) -> bool:
         return False
 
 
+def mark(runs: Sequence[RunFigures], key: str) -> Markup | None:
+    """Which figures of a section are exact, where a budget should have paid for them; and whose."""
+    words = SHOWN.get(key, {})
+    whose = [run for run in runs if run.uncharged(*words)]
+    if not whose:
+        return None
+    names = dict.fromkeys(words[name] for run in whose for name in run.uncharged(*words))
+    of = f" (of {enumeration([run.label for run in whose])})" if len(runs) > 1 else ""
+    return tag("p", tag("b", f"{NOT_CHARGED}:"), f" {enumeration(list(names))}{of}.", class_="mark")
+
+
 def page(runs: Sequence[RunFigures]) -> str:
     """The whole document."""
     title = summary.heading(runs)
@@ -96,7 +135,11 @@ def page(runs: Sequence[RunFigures]) -> str:
             summary.lede(runs),
             summary.tiles(runs[0]) if len(runs) == 1 else None,
         ),
-        sections=[(key, name, found) for key, name, build in shown if (found := build(runs))],
+        sections=[
+            (key, name, [mark(runs, key), *found])
+            for key, name, build in shown
+            if (found := build(runs))
+        ],
         foot=f"Trained with tessera {versions}; page written by tessera {__version__}. "
         "Research code: tested against vectors and by attack, without external review.",
     )

@@ -8,7 +8,7 @@ and exact releases are the scheme's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Final
@@ -28,6 +28,7 @@ from tessera.privacy.events import (
 )
 from tessera.privacy.guarantee import Guarantee, Observer, Unit
 from tessera.privacy.ledger import Ledger, Limit
+from tessera.privacy.mechanism import NoAccount
 from tessera.privacy.noise_setting import (
     MARKS_MOVE,
     MOST_MOVE,
@@ -341,6 +342,31 @@ def spent(plan: Plan, ledger: Ledger) -> Guarantee | None:
             for observer in noise_setting(plan).protected()
         ),
         key=lambda g: g.epsilon,
+    )
+
+
+def composed(runs: Sequence[tuple[Plan, int]]) -> Guarantee:
+    """What several runs over the same people leave together, each after so many rounds.
+
+    The worst against those whom the noise of every run is for, for a client that was in all rounds;
+    `NoAccount` where the runs protect different units or nobody in common. Choosing among the runs
+    by exact figures is not in it.
+    """
+    first = section(runs[0][0])
+    ledger = Ledger(bounds=bounds(runs[0][0]))
+    observers = [noise_setting(plan).protected() for plan, _ in runs]
+    for at, (plan, rounds) in enumerate(runs):
+        for entry in noise_setting(plan).ledger(rounds).entries:
+            event = replace(entry.event, federation=f"run {at}")  # each draws noise of its own
+            ledger.spend(event, reason=entry.reason)
+    alike = [o for o in observers[0] if all(o in others for others in observers)]
+    units = {section(plan).protects for plan, _ in runs}
+    if not alike or len(units) > 1:
+        raise NoAccount("the runs protect different units, or against different observers")
+    delta = max(section(plan).delta for plan, _ in runs)
+    return max(
+        (ledger.guarantee(unit=first.protects, against=o, delta=delta) for o in alike),
+        key=lambda found: found.epsilon,
     )
 
 

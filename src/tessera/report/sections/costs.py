@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from tessera.privacy.bound import in_words
 from tessera.privacy.exposure import epsilon_longitudinal, epsilon_per_round
 from tessera.report import charts
 from tessera.report.figures import RunFigures
 from tessera.report.markup import Content, Markup, join, listing, table, tag
-from tessera.report.numbers import NOT_MEASURED, epsilon, score, seconds, share, signed, size
+from tessera.report.numbers import (
+    NOT_MEASURED,
+    epsilon,
+    percent,
+    score,
+    seconds,
+    share,
+    signed,
+    size,
+)
 from tessera.report.sections.summary import baselines
 from tessera.report.words import LONGITUDINAL, NOT_APPLICABLE, plural
+from tessera.rounds import dp
 from tessera.rounds.schemes import SCHEMES
 
 IN_THE_CLEAR: Final = "in clear"
@@ -40,16 +51,18 @@ def schemes(runs: Sequence[RunFigures]) -> list[Content]:
     head += ["bytes up", "bytes down", "client time", "server time"]
     two = any(run.two_servers for run in runs)
     head += ["helper time", "between servers"] if two else []
-    head += ["ε per round", LONGITUDINAL, "rows below quorum", "dropouts"]
+    random = any(run.answers_differ for run in runs)
+    head += ["holder identified", *(["ε per round", LONGITUDINAL] if random else [])]
+    head += ["rows below quorum", "dropouts"]
 
     def row(run: RunFigures) -> list[Content]:
         found = run.best
         ahead = None if baseline is None else run.margin_over(baseline)
         colour = "good" if ahead is not None and ahead > 0 else "bad"
         once, ever = epsilons(run)
-        return [
+        cells: list[Content] = [
             run.label,
-            tag("b", score(run.final)),
+            tag("b", run.said(score(run.final))),
             score(None) if found is None else f"{score(found[1])} ({found[0]:.0f})",
             score(None) if ahead is None else tag("span", signed(ahead), class_=colour),
             traffic_of(run, "bytes_up"),
@@ -57,11 +70,12 @@ def schemes(runs: Sequence[RunFigures]) -> list[Content]:
             seconds(run.per_round("client_seconds")) if not run.central else NOT_APPLICABLE,
             seconds(run.per_round("server_seconds")),
             *((helper_time(run), between(run)) if two else ()),
-            once,
-            ever,
+            naming(run),
+            *((once, ever) if random else ()),
             share(run.below_quorum) if run.entry.randomises else NOT_APPLICABLE,
             NOT_APPLICABLE if run.central else share(run.dropouts),
         ]
+        return [run.said(cell) if type(cell) is str else cell for cell in cells]
 
     notes = [
         "“Best” is chosen by these scores and so is optimistic; “final” is not.",
@@ -71,9 +85,17 @@ def schemes(runs: Sequence[RunFigures]) -> list[Content]:
             else []
         ),
         "Times are CPU times of a simulation on one machine; bytes are those of encoded messages.",
-        "ε (epsilon): local differential privacy of a client's answers about one row, given the "
-        "union; per round, and longitudinally over all rounds of a period. “In clear”: the server "
-        f"sees each client's own rows and updates. {no_epsilon()}",
+        f"Holder identified: {the_bound(runs)}",
+        *(
+            [
+                "ε (epsilon): local differential privacy of a client's answers about one row, "
+                "given the union; per round, and longitudinally over all rounds of a period. “In "
+                "clear”: the server sees each client's own rows and updates. "
+                f"{no_epsilon()}"
+            ]
+            if random
+            else []
+        ),
         *figures_from(runs),
     ]
     return [
@@ -85,6 +107,13 @@ def schemes(runs: Sequence[RunFigures]) -> list[Content]:
         ),
         listing(notes, "note"),
     ]
+
+
+def the_bound(runs: Sequence[RunFigures]) -> str:
+    """What the column of identified holders says, with the conditions of a bound."""
+    bounds = sorted({run.naming_bound for run in runs if run.naming_bound < 1.0})
+    text = "whether the server can tell in the end whose a row is."
+    return f"{text} {' '.join(f'{in_words(one).capitalize()}.' for one in bounds)}".strip()
 
 
 def no_epsilon() -> str:
@@ -113,12 +142,16 @@ def between(run: RunFigures) -> str:
 
 def naming(run: RunFigures) -> str:
     """Whether the server can tell whose a row is after many rounds; or with which probability."""
-    return "yes" if run.naming_bound >= 1.0 else f"≤ {share(run.naming_bound)}"
+    if dp.covers_rows(run.plan):
+        return "in its ε"
+    return "yes" if run.naming_bound >= 1.0 else f"≤ {percent(run.naming_bound)}"
 
 
 def epsilons(run: RunFigures) -> tuple[str, str]:
     """The level of one round and of any number of them, or why there is none."""
     privacy = run.index_privacy
+    if privacy is not None and not run.answers_differ:
+        return NOT_APPLICABLE, NOT_APPLICABLE
     if privacy is not None:
         return epsilon(epsilon_per_round(privacy)), epsilon(epsilon_longitudinal(privacy))
     if run.entry.randomises:

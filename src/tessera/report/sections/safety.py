@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from tessera.privacy.bound import in_words
 from tessera.privacy.exposure import epsilon_longitudinal, epsilon_per_round
 from tessera.report import charts
 from tessera.report.figures import RunFigures
@@ -31,7 +32,7 @@ def privacy(runs: Sequence[RunFigures]) -> list[Content]:
     rows: list[list[Content]] = []
     for run in runs:
         found = run.index_privacy
-        if found is None:
+        if found is None or not run.answers_differ:
             continue
         name = str(run.facts.get("level") or "custom")
         chances = ", ".join(map(probability, (found.p1, found.p2, found.p3, found.p4)))
@@ -51,16 +52,22 @@ def privacy(runs: Sequence[RunFigures]) -> list[Content]:
                 "is better; at 0 an answer says nothing, at infinity everything.",
             )
         )
-        head = ["scheme", "preset", "holder named", "p1, p2, p3, p4", "named if held, if not"]
+        head = [
+            "scheme",
+            "preset",
+            "holder identified",
+            "p1, p2, p3, p4",
+            "row named if held, if not",
+        ]
         head += ["ε per round", LONGITUDINAL, "ε spent", "condition"]
         content.append(table("Index privacy, for one row of a client", head, rows, class_="cards"))
         content.append(
             tag(
                 "p",
                 "" if presets_named(runs) else f"{trust.PRESETS} ",
-                "Holder named is about all rounds together, for whoever sees every answer, union "
-                "and sum: how likely it can tell whose a row with one holder is. Where no bound "
-                "is printed it can: sums copy the answers, or who was there and who was not. "
+                "Holder identified is about all rounds together, for whoever sees every answer, "
+                "union and sum: whether it can tell whose a row with one holder is. It can: sums "
+                "copy the answers, or who was there and who was not. "
                 "p1 and p2 are the probabilities of a permanent yes for a row that the client has "
                 "and one that it does not have; p3 and p4 those of an instantaneous yes, drawn in "
                 "every round, after a permanent yes and a permanent no. "
@@ -69,9 +76,19 @@ def privacy(runs: Sequence[RunFigures]) -> list[Content]:
                 class_="note",
             )
         )
-    else:
-        names = enumeration(list(dict.fromkeys(run.scheme for run in runs)))
-        content.append(tag("p", f"No sets are randomised under {names}: there is no ε to state."))
+    plain = [run for run in runs if not run.answers_differ]
+    grouped = [run for run in plain if run.naming_bound < 1.0]
+    for run in grouped:
+        whose = f"{run.label}: clients" if len(runs) > 1 else "Clients"
+        text = (
+            f"{whose} meet in fixed groups. Everybody in a group fetches all rows of its union, "
+            "and union and sums open over the whole group or not at all. Over all rounds "
+        )
+        content.append(tag("p", text, tag("b", in_words(run.naming_bound)), "."))
+    silent = dict.fromkeys(r.label for r in plain if r.plan.dp is None)
+    if silent:
+        names = enumeration(list(silent))
+        content.append(tag("p", f"Nothing has noise under {names}: there is no ε to state."))
     for run in runs:
         if (spent := run.noise_spent) is not None:
             content.append(

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from tessera.privacy.bound import CONDITIONS
 from tessera.privacy.exposure import epsilon_longitudinal, epsilon_per_round
 from tessera.report import charts, lineup
 from tessera.report.figures import TIE, RunFigures
 from tessera.report.markup import Content, Markup, join, listing, tag
-from tessera.report.numbers import count, epsilon, score, share, signed, size
+from tessera.report.numbers import count, epsilon, percent, score, share, signed, size
 from tessera.report.sections import trust
 from tessera.report.words import enumeration, plural, predictor, spelt
 from tessera.rounds import schemes
+from tessera.rounds.charged import NOT_CHARGED
 
 SLOTS: Final = {entry.name: at for at, entry in enumerate(schemes.SCHEMES.values())}
 """A scheme's colour and dashes, the same on every page that shows it once."""
@@ -111,6 +113,8 @@ def outcome(runs: Sequence[RunFigures]) -> Content:
     scored = [run for run in runs if run.final is not None]
     if not any(run.finished for run in runs):
         return "No round has finished yet."
+    if not scored and any(run.withholds for run in runs):
+        return f"The {runs[0].metric} is not charged, and left out."
     if not scored:
         return f"The {runs[0].metric} has not been evaluated yet."
     return one_outcome(scored[0]) if len(runs) == 1 else several_outcomes(scored)
@@ -121,7 +125,7 @@ def one_outcome(run: RunFigures) -> Content:
         [
             f"Its {run.metric} on {run.tested_on} is ",
             tag("b", score(run.final)),
-            f" after round {run.curve[-1][0]:.0f}",
+            f" after round {run.curve[-1][0]:.0f}{not_charged([run])}",
         ]
     )
     baseline = run.best_baseline
@@ -139,11 +143,20 @@ def one_outcome(run: RunFigures) -> Content:
     return join([start, ", ", verdict, f" {best}: so far the baseline is the better recommender."])
 
 
+def not_charged(runs: Sequence[RunFigures]) -> str:
+    """The mark behind a metric that is exact where a budget should have paid for it."""
+    return f" ({NOT_CHARGED})" if any(run.uncharged("metric") for run in runs) else ""
+
+
 def several_outcomes(runs: Sequence[RunFigures]) -> Content:
     metric, scores = runs[0].metric, baselines(runs)
     leader = max(runs, key=lambda run: run.margin_over(0.0) or 0.0)
     start = join(
-        [f"The best final {metric} is ", tag("b", score(leader.final)), f" ({leader.label})"]
+        [
+            f"The best final {metric} is ",
+            tag("b", score(leader.final)),
+            f" ({leader.label}){not_charged(runs)}",
+        ]
     )
     if not scores:
         return join([start, "; no baseline was scored."])
@@ -213,6 +226,14 @@ def banners_in_words(runs: Sequence[RunFigures]) -> list[tuple[str, str]]:
                     "updates, and with it which items the client rated, and how.",
                 )
             )
+    withheld = [run.label for run in runs if run.withholds]
+    if withheld:
+        whose = f"Of {enumeration(withheld)} " if many else ""
+        text = (
+            f"{whose}figures without noise are left out here, since no budget paid for them. Each "
+            "run's own report has them, marked; so has `tessera compare --exact`."
+        )
+        found.append(("Charged figures only.", text[:1].upper() + text[1:]))
     waiting = [run.label for run in runs if not run.finished]
     if waiting:
         which = f"{enumeration(waiting)}: no round" if many else "No round"
@@ -232,19 +253,13 @@ def tiles(run: RunFigures) -> Markup | None:
         if baseline is None
         else f"{signed(run.margin_over(baseline[1]) or 0.0)} against the best baseline"
     )
-    cells.append((f"{run.metric}, final", score(run.final), against))
+    cells.append((f"{run.metric}, final{not_charged([run])}", score(run.final), against))
     if not run.central:
         up, down = run.per_round("bytes_up"), run.per_round("bytes_down")
         cells.append(("upload per client and round", size(up), f"download {size(down)}"))
         survivors = None if run.dropouts is None else 1.0 - run.dropouts
         cells.append(("survivors", share(survivors), "clients whose updates are in the sum"))
-    privacy = run.index_privacy
-    if privacy is not None:
-        ever = epsilon(epsilon_longitudinal(privacy))
-        meaning = f"longitudinal ε {ever}; of one row of a client, given the union"
-        cells.append(("ε per round", epsilon(epsilon_per_round(privacy)), meaning))
-    else:
-        cells.append(("test examples", count_of(run, "test_examples"), "not used in training"))
+    cells.append(protection(run))
     return tag(
         "dl",
         *(
@@ -253,6 +268,20 @@ def tiles(run: RunFigures) -> Markup | None:
         ),
         class_="tiles",
     )
+
+
+def protection(run: RunFigures) -> tuple[str, str, str]:
+    """The number that the plan is chosen for: an ε only where there is noise."""
+    spent, privacy = run.noise_spent, run.index_privacy
+    if spent is not None:
+        return "ε spent", epsilon(spent[0]), spent[1]
+    if run.naming_bound < 1.0:
+        return "a row's holder identified", f"≤ {percent(run.naming_bound)}", CONDITIONS
+    if privacy is not None and run.answers_differ:
+        ever = epsilon(epsilon_longitudinal(privacy))
+        meaning = f"longitudinal ε {ever}; of one row of a client, given the union"
+        return "ε per round", epsilon(epsilon_per_round(privacy)), meaning
+    return "test examples", count_of(run, "test_examples"), "not used in training"
 
 
 def count_of(run: RunFigures, name: str) -> str:
@@ -268,7 +297,8 @@ def curves(runs: Sequence[RunFigures]) -> list[Content]:
     metric, scores = runs[0].metric, baselines(runs)
     drawn = [run for run in runs if run.curve]
     if not drawn:
-        return [tag("p", f"The {metric} has not been evaluated in any finished round.")]
+        gone = "is not charged" if any(run.withholds for run in runs) else "has not been evaluated"
+        return [tag("p", f"The {metric} {gone} in any finished round.")]
 
     lower = runs[0].lower_is_better
     predictors = OF_RATINGS if metric in ("RMSE", "MAE") else PREDICTORS
@@ -290,7 +320,7 @@ def curves(runs: Sequence[RunFigures]) -> list[Content]:
     mean = " Test parts differ by run: the lines are means over the runs." if varies else ""
     where = enumeration(list(dict.fromkeys(run.tested_on for run in runs)))
     better = ": lower is better" if lower else ""
-    note = f"{metric} on {where}{better}. {note}"
+    note = f"{metric} on {where}{not_charged(runs)}{better}. {note}"
     return [
         tag(
             "figure",
@@ -320,10 +350,10 @@ def curve_chart(runs: Sequence[RunFigures], *, narrow: bool = False) -> Markup:
             for name, value in near(runs, scores).items()
         ],
         name="curves-narrow" if narrow else "curves",
-        title=f"{metric} on {runs[0].tested_on}, by round",
+        title=f"{metric} on {runs[0].tested_on}, by round{not_charged(runs)}",
         description=curve_words([run for run in runs if run.curve], scores),
         x_label="rounds",
-        y_label=metric,
+        y_label=f"{metric}{not_charged(runs)}",
         width=328.0 if narrow else 736.0,
         height=300.0 if narrow else 400.0,
         class_="narrow" if narrow else "wide",

@@ -64,7 +64,7 @@ def gone_wrong(run: RunFigures) -> list[Content]:
         if run.two_servers:
             over += ", outside the union or without a bin"
         found.append([f"rows over the cap, per round: {over}", count(left)])
-    if exposed := sum(int(r.get("rows_exposed", 0)) for r in run.rounds):
+    if exposed := run.total("rows_exposed"):
         why = "rows of clients that were missing in a round of their keys, which two sums show"
         found.append([why, count(exposed)])
     if not found:
