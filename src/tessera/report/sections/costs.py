@@ -112,8 +112,8 @@ def schemes(runs: Sequence[RunFigures]) -> list[Content]:
 def the_bound(runs: Sequence[RunFigures]) -> str:
     """What the column of identified holders says, with the conditions of a bound."""
     bounds = sorted({run.naming_bound for run in runs if run.naming_bound < 1.0})
-    text = "whether the server can tell in the end whose a row is."
-    return f"{text} {' '.join(f'{in_words(one).capitalize()}.' for one in bounds)}".strip()
+    text = "whether the server can tell in the end whose a row is"
+    return f"{'; '.join([text, *map(in_words, bounds)])}."
 
 
 def no_epsilon() -> str:
