@@ -24,7 +24,7 @@ import torch
 
 from tessera.crypto.entropy import Entropy, RootedEntropy, SystemEntropy
 from tessera.crypto.secret import Secret
-from tessera.data.examples import ClientData, Examples
+from tessera.data.examples import ClientData
 from tessera.engines.cohort_training import TrainingOutcome
 from tessera.engines.contribution import client_secret, contribution
 from tessera.engines.dropouts import random_dropouts
