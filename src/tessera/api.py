@@ -233,7 +233,8 @@ def simulate(
             if training.stopping is not None:
                 training.stopping.go_on_from(r.get("validation") for r in log.rounds())
         else:
-            facts = describe(task, plan, total, learner, script)
+            trivial = task.metric.baselines(training.prepared.data)
+            facts = describe(task, plan, total, learner, script, trivial)
             if training.setup is not None:
                 facts["setup"] = dict(training.setup.facts)
             if isinstance(training, Training) and training.popularity is not None:
@@ -267,11 +268,12 @@ def _set_up(
 ) -> tuple[Training | CentralTraining, dict[str, str]]:
     """The training, and which learner it uses, with the reason."""
     checkpoint = log.folder / CHECKPOINT
+    entropy = None if script is None else ScriptedEntropy(script.encode())
     if not schemes.of(plan).federated:
         if record_views or views is not None:
             raise ConfigError("central training has no views", hint="leave them out")
         central = stack.enter_context(
-            CentralTraining(task, plan, folder=checkpoint, on_setup=on_setup)
+            CentralTraining(task, plan, folder=checkpoint, entropy=entropy, on_setup=on_setup)
         )
         return central, {"name": "in one place", "reason": central.how}
     if record_views:
@@ -283,7 +285,7 @@ def _set_up(
             task,
             plan,
             folder=checkpoint,
-            entropy=None if script is None else ScriptedEntropy(script.encode()),
+            entropy=entropy,
             trainer=Trainer(trainer),
             rounds=rounds,
             views=views,

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from own_secrets import secret_of
 from tessera.audit.finding import FindingUnit, Verdict, average
 from tessera.audit.ratings.rank import PROPORTIONS, liked, ranking
 from tessera.audit.ratings.recover import LEVELS, recovery, stretched
@@ -167,7 +168,8 @@ def test_masks_on_published_ratings_hide_little() -> None:
         pytest.skip("no ml-100k in TESSERA_DATA")
     data = ratings_100k()
     true = data.train["label"].astype(np.float64)
-    mask = fit(data, MaskTraining(penalty=30.0), mean=float(true.mean())).train
+    mean = float(true.mean())
+    mask = fit(data, MaskTraining(penalty=30.0), mean=mean, secret_of=secret_of).train
     masked = true - mask
     rng = np.random.default_rng(0)
     assert recovery(masked, true, data.offsets, within=(0.5,)).by_client[0] > 0.92

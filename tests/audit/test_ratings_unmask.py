@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from engines import raters
+from own_secrets import secret_of
 from tessera.audit.ratings.unmask import best, unmasked
 from tessera.learning.models.masked import MaskTraining, fit
 from tessera.learning.ratings import INTERCEPT
@@ -26,7 +27,7 @@ def test_masked_ratings_of_real_fits_come_back_exactly(penalty: float) -> None:
     data = raters.films(each=24)
     mean = float(data.train["label"].mean())
     training = MaskTraining(penalty=penalty)
-    masks = fit(data, training, mean=mean)
+    masks = fit(data, training, mean=mean, secret_of=secret_of)
     true = data.train["label"].astype(np.float64)
     for client in range(data.clients):
         part = slice(data.offsets[client], data.offsets[client + 1])

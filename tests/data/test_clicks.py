@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from own_secrets import secret_of
 from tessera.data.clicks import Log, click_data, numbered, with_negatives
+from tessera.data.negatives import draw, draw_own
 from tessera.errors import ConfigError, MisuseError
 
 USERS, ITEMS = 3, 12
@@ -167,11 +171,12 @@ def test_negatives_are_never_the_users_own_and_share_the_history_of_their_positi
 ):
     log = positives(seed)
     catalogue = np.arange(40) if public else None
-    sampled = with_negatives(log, users=6, items=40, each=each, seed=seed, catalogue=catalogue)
+    sampled = with_negatives(log, users=6, items=40, each=each, catalogue=catalogue)
     assert sampled.log.item[sampled.log.clicked].tolist() == log.item.tolist()
-    data = click_data(
-        "made", sampled.log, users=6, items=40, history=5, held=sampled.held, rate=False
-    )
+    read = with_places(sampled, users=6, items=40)
+    data = draw(read, partial(secret_of, script=bytes([seed])))
+    for name in ("user", "history", "label"):
+        assert (data.train[name] == read.train[name]).all()
     assert "rate" not in data.train.fields
     for who in range(6):
         own = set(log.item[log.user == who].tolist())
@@ -182,7 +187,7 @@ def test_negatives_are_never_the_users_own_and_share_the_history_of_their_positi
             assert ends[-1] == len(part) - 1  # no positive is parted from its negatives
             for begin, end in zip([0, *(ends[:-1] + 1)], ends, strict=True):
                 assert (history[begin:end] == history[end]).all()
-                assert end - begin <= each
+                assert end - begin == each
         assert (data.test_of(who)["label"] == 1).sum() == 4  # a fifth of the 20 positives
     if not public:
         for part in (data.train, data.test):
@@ -195,8 +200,9 @@ def test_one_item_is_drawn_as_often_as_another():
         item=np.zeros(2_000, dtype=np.int64),
         clicked=np.ones(2_000, dtype=np.bool_),
     )
-    sampled = with_negatives(log, users=2_000, items=5, each=2, seed=1, catalogue=np.arange(5)).log
-    drawn = np.bincount(sampled.item[~sampled.clicked], minlength=5)
+    sampled = with_negatives(log, users=2_000, items=5, each=2, catalogue=np.arange(5))
+    train = draw(with_places(sampled, users=2_000, items=5), secret_of).train
+    drawn = np.bincount(train["item"][train["label"] == 0], minlength=5)
     assert drawn[0] == 0
     assert drawn.sum() == 4_000
     assert (abs(drawn[1:] - 1_000) < 150).all()  # five standard deviations
@@ -204,15 +210,69 @@ def test_one_item_is_drawn_as_often_as_another():
 
 def test_who_has_everything_gets_no_negatives():
     log = positives(0, users=1, items=20, each=20)
-    sampled = with_negatives(log, users=1, items=20, each=1, seed=0)
+    sampled = with_negatives(log, users=1, items=20, each=1)
     assert len(sampled.log) == 20
     assert sampled.held.tolist() == [4]
 
 
-def test_negatives_depend_on_the_seed_only():
-    one, two, other = (
-        with_negatives(positives(0), users=6, items=40, each=1, seed=seed).log.item
-        for seed in (3, 3, 4)
+def test_who_has_all_but_one_gets_that_one_every_time():
+    log = positives(0, users=3, items=20, each=19)
+    sampled = with_negatives(log, users=3, items=20, each=3, catalogue=np.arange(20))
+    data = draw(with_places(sampled, users=3, items=20), secret_of)
+    for who in range(3):
+        (left,) = set(range(20)) - set(log.item[log.user == who].tolist())
+        own = data.of(who)
+        assert (own["item"][own["label"] == 0] == left).all()
+
+
+def test_one_client_alone_draws_what_it_draws_among_all():
+    read = with_places(with_negatives(positives(1), users=6, items=40, each=2), users=6, items=40)
+    everybody = draw(read, secret_of)
+    for who in range(6):
+        assert (draw_own(read, who, secret_of(who))["item"] == everybody.of(who)["item"]).all()
+
+
+@given(st.permutations(range(6)), st.booleans())
+def test_what_a_client_draws_goes_with_its_secret_and_not_with_its_place(order, public):
+    """Users in another order, each with its data and its secret: everybody draws the same."""
+    log, place = positives(2), np.argsort(order)
+    moved = Log.sorted(place[log.user], log.item, log.clicked)
+    settings = {"users": 6, "items": 40, "each": 2}
+    settings |= {"catalogue": np.arange(40)} if public else {}
+    first, second = (
+        draw(with_places(with_negatives(one, **settings), users=6, items=40), own)
+        for one, own in ((log, secret_of), (moved, lambda who: secret_of(order[who])))
     )
-    assert (one == two).all()
-    assert (one != other).any()
+    for who in range(6):
+        for one, other in (
+            (first.of(who), second.of(place[who])),
+            (first.test_of(who), second.test_of(place[who])),
+        ):
+            assert (one["item"] == other["item"]).all()
+            assert (one["history"] == other["history"]).all()
+
+
+def test_other_secrets_draw_other_negatives_and_the_data_that_is_read_is_the_same():
+    read = with_places(with_negatives(positives(0), users=6, items=40, each=1), users=6, items=40)
+    one, two, other = (
+        draw(read, partial(secret_of, script=script)) for script in (b"a", b"a", b"b")
+    )
+    assert (one.train["item"] == two.train["item"]).all()
+    for part in ("train", "test"):
+        changed = getattr(one, part)["item"] != getattr(other, part)["item"]
+        assert changed[getattr(one, part)["label"] == 0].mean() > 0.5
+    assert one.undrawn is None
+    assert draw(one, secret_of) is one
+
+
+def with_places(sampled, *, users, items):
+    return click_data(
+        "made",
+        sampled.log,
+        users=users,
+        items=items,
+        history=5,
+        held=sampled.held,
+        pools=sampled.pools,
+        rate=False,
+    )

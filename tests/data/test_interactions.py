@@ -13,7 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from own_secrets import secret_of
+from tessera.data.examples import NONE
 from tessera.data.interactions import bucket, read, read_dictionary
+from tessera.data.negatives import draw
 from tessera.errors import ConfigError
 
 LINES = """who,what,when,stars,shelf
@@ -206,7 +209,9 @@ def test_without_labels_negatives_come_from_the_dictionary_or_the_items_seen(tmp
     assert "the items of the same part" in seen.facts["click"]
     public = read(path, user="who", item="what", time="when", dictionary=known, negatives=3)
     assert "3 drawn evenly from the dictionary" in public.facts["click"]
-    assert public.train["item"][public.train["label"] == 0].max() > 10
+    assert (public.train["item"][public.train["label"] == 0] == NONE).all()  # nobody drew yet
+    drawn = draw(public, secret_of)
+    assert drawn.train["item"][public.train["label"] == 0].min() > 10  # everybody had the eleven
     assert "rate" not in public.train.fields
     hashed = read(path, user="who", item="what", time="when", ids="hash", buckets=64)
     assert set(hashed.train["item"].tolist()) <= {bucket(f"i{k}", buckets=64) for k in range(11)}

@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from tessera import tasks
-from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.entropy import ScriptedEntropy, SystemEntropy
 from tessera.engines.held import HeldRows
 from tessera.engines.journal import Journal
 from tessera.engines.journal_stores import own_negatives
@@ -114,11 +114,15 @@ def test_what_a_server_sees_is_fixed_and_the_plans_seed_takes_nothing_away(task)
 
 def test_a_deployed_client_keeps_the_secret_of_its_negatives(tmp_path):
     with_one = Journal.open(tmp_path / "a", owner="client 1", plan=b"p" * 32)
-    first = own_negatives(with_one, "client 1", "f", 1)
-    other = own_negatives(with_one, "client 2", "f", 2)
+    first = own_negatives(with_one, "client 1", SystemEntropy(), "f", 1)
+    other = own_negatives(with_one, "client 2", SystemEntropy(), "f", 2)
     with_one.close()
     again = Journal.open(tmp_path / "a", owner="client 1", plan=b"p" * 32)
-    assert own_negatives(again, "client 1", "f", 1).reveal() == first.reveal() != other.reveal()
+    assert (
+        own_negatives(again, "client 1", SystemEntropy(), "f", 1).reveal()
+        == first.reveal()
+        != other.reveal()
+    )
     again.close()
 
 

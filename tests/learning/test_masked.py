@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from own_secrets import secret_of
 from tessera.data.examples import LABEL, Examples
 from tessera.data.ratings import Attributes, RatingData
 from tessera.errors import ConfigError, MisuseError
@@ -23,10 +25,11 @@ from tessera.learning.models.masked import (
     Own,
     RatingScale,
     batches,
-    fit,
     held_back,
 )
 from tessera.learning.models.private import FactorisationMachine, Linear, Network
+
+fit = partial(masked.fit, secret_of=secret_of)
 
 torch.set_num_threads(1)
 
@@ -243,14 +246,25 @@ def test_what_a_mask_says_of_an_item_is_the_same_everywhere(order: str) -> None:
     assert masks.train.dtype == masks.test.dtype == np.float32
 
 
-def test_the_seed_decides_the_validation_part_and_nothing_is_drawn_elsewhere() -> None:
+def test_a_clients_secret_decides_its_validation_part_and_nothing_is_drawn_elsewhere() -> None:
     data = ratings()
     state = torch.random.get_rng_state()
-    first, second = (fit(data, MaskTraining(order="fm", seed=2), mean=MEAN) for _ in range(2))
+    training = MaskTraining(order="fm", seed=2)
+    first, second = (fit(data, training, mean=MEAN) for _ in range(2))
     np.testing.assert_array_equal(first.train, second.train)
-    other = fit(data, MaskTraining(order="fm", seed=3), mean=MEAN)
-    assert (first.indicator[first.fitted] != other.indicator[first.fitted]).all()
+    others = masked.fit(data, training, mean=MEAN, secret_of=partial(secret_of, script=b"other"))
+    assert (first.indicator[first.fitted] != others.indicator[first.fitted]).all()
     assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_what_is_held_back_goes_with_the_secret_and_not_with_the_client() -> None:
+    """Swap two clients' secrets and they swap what they hold back, whatever the seed is."""
+    offsets = np.array([0, 40, 80])
+    (batch,) = batches(offsets, np.arange(2))
+    own = held_back(batch, 0.2, secret_of)
+    swapped = held_back(batch, 0.2, lambda client: secret_of(1 - client))
+    np.testing.assert_array_equal(own, swapped[::-1])
+    assert (own[0] != own[1]).any()
 
 
 # -- choosing on the validation part
@@ -259,11 +273,11 @@ def test_the_seed_decides_the_validation_part_and_nothing_is_drawn_elsewhere() -
 def test_a_fifth_of_a_clients_ratings_is_held_back_and_at_least_one_is_not() -> None:
     data = ratings()
     for batch in batches(data.offsets, np.flatnonzero(np.diff(data.offsets) >= 2)):
-        held = held_back(batch, MaskTraining())
+        held = held_back(batch, 0.2, secret_of)
         assert not (held & ~batch.there).any()
         count = batch.there.sum(-1)
         np.testing.assert_array_equal(held.sum(-1), np.maximum(np.round(0.2 * count), 1))
-        most = held_back(batch, MaskTraining(validation=0.99))
+        most = held_back(batch, 0.99, secret_of)
         assert (most.sum(-1) <= count - 1).all()
 
 
@@ -328,7 +342,7 @@ def test_the_indicator_is_of_ratings_that_the_mask_was_not_fitted_to() -> None:
     training = MaskTraining(penalty=7.0)
     masks = fit(data, training, mean=MEAN)
     (batch,) = batches(data.offsets, np.array([9]))
-    held = held_back(batch, training)[0, :120]
+    held = held_back(batch, training.validation, secret_of)[0, :120]
     x, y = own_attributes(data, 9), data.of(9)[LABEL] - MEAN
     theta = least_squares(x[~held], y[~held], 7.0)
     predicted = np.clip(MEAN + theta[0] + x[held] @ theta[1:], 1, 5)

@@ -72,6 +72,8 @@ class Label(StrEnum):
     CLIENT_SECRET = "client"  # entropy -> a client's secret for its whole time between two servers
     NEGATIVES_SECRET = "negatives"  # entropy -> what a client's negatives follow from
     NEGATIVES = "negative rows"  # that -> rows that it takes beside its own
+    SAMPLED_NEGATIVES = "sampled negatives"  # that -> items beside a client's clicks
+    MASK_VALIDATION = "mask validation"  # that -> what a client's mask is not fitted to at first
     ROWS_KEPT = "rows kept"  # a client's secret -> which rows it keeps under the cap
     PERIOD_SECRET = "index privacy: period secret"  # entropy -> a period's secret
     PERMANENT_RESPONSE = "index privacy: permanent answer"  # a period's secret -> a word per row

@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.data.examples import LABEL, NONE, ClientData, Examples
+from tessera.data.examples import LABEL, NONE, ClientData, Examples, Pools
 from tessera.errors import ConfigError, MisuseError
 
 Ints = npt.NDArray[np.int64]
@@ -37,7 +37,6 @@ PRIOR_RATE: Final = 0.5
 PRIOR_ROWS: Final = 5
 
 _ROWS_AT_ONCE: Final = 1 << 18  # histories are gathered in pieces, so their indices stay small
-_REDRAWS: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +91,7 @@ def click_data(
     history: int,
     test_share: float = TEST_SHARE,
     held: Ints | None = None,
+    pools: Pools | None = None,
     category_of: Ints | None = None,
     categories: int | None = None,
     given: Ints | None = None,
@@ -101,7 +101,8 @@ def click_data(
 ) -> ClientData:
     """The examples of a log.
 
-    `held` says how many rows of each user are its test part, if not the usual share. `categories`
+    `held` says how many rows of each user are its test part, if not the usual share; `pools` what
+    negatives without an item are to be drawn from. `categories`
     is how many there are, if not just those of `category_of`. `given` has histories that came with
     the data, one row per interaction, in place of ours; `extra` further fields. Sampled negatives
     stand in a fixed pattern beside the positives, which a running click rate would reveal: such
@@ -138,6 +139,7 @@ def click_data(
         test_offsets=offsets(held),
         sizes=sizes,
         category_of=category_of,
+        undrawn=pools,
         facts={
             **(facts or {}),
             "users": users,
@@ -212,10 +214,11 @@ def earlier_rate(log: Log, starts: Ints, trained: Ints, rows: Ints) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A log with negatives, and how many rows of each user are its test part."""
+    """A log with places for negatives, how many rows of each user are its test part, and pools."""
 
     log: Log
     held: Ints
+    pools: Pools
 
 
 def with_negatives(
@@ -224,38 +227,35 @@ def with_negatives(
     users: int,
     items: int,
     each: int,
-    seed: int,
     catalogue: Ints | None = None,
     test_share: float = TEST_SHARE,
 ) -> Sampled:
-    """Beside every interaction, `each` items that its user never touches, not clicked.
+    """Beside every interaction, places for `each` items that its user never touches, not clicked.
 
-    They are drawn evenly from the catalogue. Without one, those of the training part are drawn from
-    the items that occur there and those of the test part likewise: if all were drawn from both, an
-    item that was clicked once in training would come up in the test as a negative only, and a model
-    could learn to tell that. They stand just before their positive, so that both see the same
-    history, and have the features of its line. Who has nearly all of the catalogue gets fewer. The
-    interactions given all count as clicks.
+    The item there is NONE until each client draws its own (`data/negatives.py`), evenly from the
+    catalogue. Without one, those of the training part are drawn from the items that occur there and
+    those of the test part likewise: if all were drawn from both, an item that was clicked once in
+    training would come up in the test as a negative only, and a model could learn to tell that.
+    They stand just before their positive, so that both see the same history, and have the features
+    of its line. Who has touched the whole pool gets none. The interactions given all count as
+    clicks.
     """
     if not 1 <= each <= MOST_NEGATIVES or each * len(log) > MOST_EXAMPLES:
         raise ConfigError(
             f"clicks: {each} sampled negatives for each of {len(log):,} clicks",
             hint=f"1 to {MOST_NEGATIVES:,}, and {MOST_EXAMPLES:,} in all",
         )
-    rng = np.random.default_rng(seed)
     counts = np.bincount(log.user, minlength=users).astype(np.int64)
     tested = in_last(counts, last_part(counts, test_share))
     own = np.unique(log.user * items + log.item)
-    chosen: list[Ints] = []
-    beside: list[Ints] = []
+    pools, beside = [], []
     for part in (np.flatnonzero(~tested), np.flatnonzero(tested)):
-        if len(part):
-            pool = np.unique(log.item[part]) if catalogue is None else catalogue
-            owner = np.repeat(part, each)
-            drawn = _drawn(log.user[owner] * items, own, pool, rng)
-            chosen.append(drawn[drawn >= 0])
-            beside.append(owner[drawn >= 0])
-    drawn, owner = np.concatenate(chosen), np.concatenate(beside)
+        pool = np.unique(log.item[part]) if catalogue is None else catalogue
+        inside = own[np.isin(own % items, pool)]
+        free = len(pool) - np.bincount(inside // items, minlength=users)
+        pools.append(pool)
+        beside.append(np.repeat(part[free[log.user[part]] > 0], each))
+    owner = np.concatenate(beside)
     # Twice the position of the positive, less one: just before it, behind everything earlier.
     order = np.argsort(np.concatenate([2 * np.arange(len(log)), 2 * owner - 1]), kind="stable")
     user = np.concatenate([log.user, log.user[owner]])[order]
@@ -263,23 +263,10 @@ def with_negatives(
     return Sampled(
         Log(
             user=user,
-            item=np.concatenate([log.item, drawn])[order],
+            item=np.concatenate([log.item, np.full(len(owner), NONE)])[order],
             clicked=(np.arange(len(order)) < len(log))[order],
             line=None if log.line is None else np.concatenate([log.line, log.line[owner]])[order],
         ),
         np.bincount(user[in_test], minlength=users).astype(np.int64),
+        Pools(*pools),
     )
-
-
-def _drawn(base: Ints, own: Ints, pool: Ints, rng: np.random.Generator) -> Ints:
-    """An item of the pool for each user (as user * items) that is not its own, or NONE."""
-    drawn = rng.choice(pool, size=len(base))
-    clash = np.arange(len(base))
-    for _ in range(_REDRAWS):
-        key = base[clash] + drawn[clash]
-        clash = clash[own[np.minimum(np.searchsorted(own, key), len(own) - 1)] == key]
-        if not len(clash):
-            return drawn
-        drawn[clash] = rng.choice(pool, size=len(clash))
-    drawn[clash] = NONE
-    return drawn

@@ -56,6 +56,14 @@ class Examples:
         return Examples({**self.fields, name: column})
 
 
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """The items that clients draw negatives from, ascending: in the training and the test part."""
+
+    train: npt.NDArray[np.int64] = field(repr=False)
+    test: npt.NDArray[np.int64] = field(repr=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientData:
     """A population's examples: what clients train on, and what the model is tested on.
@@ -65,6 +73,10 @@ class ClientData:
     public map from items to categories where there is one. `facts` says in words what this is:
     source, counts, split, and whether it is a sample. `ids` has the names of those kinds of
     ids that have any of their own.
+
+    With `undrawn` the examples whose `item` is NONE are negatives that nobody has drawn yet: each
+    client does, from a secret of its own (`data/negatives.py`). Whatever is counted here is the
+    same before and after.
     """
 
     name: str
@@ -77,6 +89,7 @@ class ClientData:
     facts: Mapping[str, Any] = field(default_factory=dict)
     ids: Mapping[str, RowNames] = field(default_factory=dict, repr=False)
     public_rows: bool = True  # which ids there are is known whatever the examples are
+    undrawn: Pools | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for part, offsets, what in (

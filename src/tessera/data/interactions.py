@@ -15,8 +15,8 @@ shoppers the people in them (`data/subjects.py`). Lines without a subject are ke
 becomes of them is decided where people are protected.
 
 What was cold or fell together is counted among the facts. A click is a label of 1, or a value of at
-least `threshold`. Without a label every line is a click, and negatives are drawn (see
-`clicks.with_negatives`).
+least `threshold`. Without a label every line is a click, and clients draw negatives beside them
+(`data/negatives.py`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,6 @@ def read(
     separator: str | None = None,
     encoding: str | None = None,
     on_bad: str = STOP,
-    seed: int = 0,
 ) -> ClientData:
     """Interactions as click examples, of a path or a frame; the first arguments name its columns.
 
@@ -142,7 +141,7 @@ def read(
     line = np.flatnonzero(known) if more else None
     clients, subjects = who.texts(), whom.texts()
     pair, pairs = _at_clients(who.codes, whom.codes, len(clients), len(subjects))
-    log, held = Log.sorted(pair[known], rows[known], clicked[known], when, line), None
+    log, held, pools = Log.sorted(pair[known], rows[known], clicked[known], when, line), None, None
     if label is None:
         pool = None if ids == "hash" or dictionary is None else np.arange(items)
         sampled = with_negatives(
@@ -150,11 +149,10 @@ def read(
             users=len(pairs),
             items=items,
             each=negatives,
-            seed=seed,
             catalogue=pool,
             test_share=test_share,
         )
-        log, held = sampled.log, sampled.held
+        log, held, pools = sampled.log, sampled.held, sampled.pools
         whence = "the items of the same part" if pool is None else "the dictionary"
         facts["click"] = f"every interaction; each beside {negatives} drawn evenly from {whence}"
     else:
@@ -169,6 +167,7 @@ def read(
         history=history,
         test_share=test_share,
         held=held,
+        pools=pools,
         category_of=category_of,
         categories=categories,
         extra={one: column[log.line] for one, column in more.items()},

@@ -5,8 +5,8 @@ bought. Nobody wrote down what was shown and left alone, so a click has to be de
 
 - `opened` (the default): the first thing a user does with an item is a click; beside it stand
   items that this user never touched, drawn evenly from those of the same part (training or
-  test), which are not. The list of items and their categories is public, so a client can draw them
-  itself. The history tells them apart: users come back to categories.
+  test), which are not. The list of items and their categories is public, and every client draws
+  them itself (`data/negatives.py`). The history tells them apart: users come back to categories.
 - `wanted`: every event is an example; cart, favourite and buy are clicks, a look is not. The
   history holds the items wanted before. Nothing is drawn, but nine events in ten are looks.
 
@@ -47,7 +47,6 @@ def taobao(
     negatives: int = 1,
     users: int | None = None,
     history: int = 50,
-    seed: int = 0,
 ) -> ClientData:
     """Behaviour of the first `users` of the file, or of all: 100 million events.
 
@@ -79,7 +78,7 @@ def taobao(
         "categories": len(kinds),
     }
     log = Log.sorted(client, row, behaviour > 0, time)
-    held = None
+    held = pools = None
     if label == "wanted":
         facts["click"] = "an item put into the cart, marked as favourite or bought"
     else:
@@ -88,9 +87,8 @@ def taobao(
             users=len(clients),
             items=len(items),
             each=negatives,
-            seed=seed,
         )
-        log, held = sampled.log, sampled.held
+        log, held, pools = sampled.log, sampled.held, sampled.pools
         facts["click"] = (
             "the first event of a user with an item; each beside "
             f"{negatives} drawn evenly from items of the same part that the user never touched"
@@ -102,6 +100,7 @@ def taobao(
         items=len(items),
         history=history,
         held=held,
+        pools=pools,
         category_of=category_of,
         rate=label == "wanted",
         facts=facts,

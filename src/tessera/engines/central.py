@@ -16,9 +16,11 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
+from tessera.crypto.entropy import Entropy
 from tessera.data.examples import ClientData, Examples
 from tessera.engines.early_stopping import EarlyStopping
 from tessera.engines.setup import SetupProgress, set_up
+from tessera.engines.training import run_root
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.learning.central import CentralTrainer, round_size
@@ -42,9 +44,17 @@ class CentralTraining:
         plan: Plan,
         *,
         folder: Path | None = None,
+        entropy: Entropy | None = None,
         on_setup: SetupProgress | None = None,
     ) -> None:
-        task, self.setup = set_up(task, plan, on_progress=on_setup)
+        """What clients would draw for themselves is drawn here as in a federated run.
+
+        So under the same entropy both have the same examples. Without one the run has a root of its
+        own, which is in its `folder`.
+        """
+        entropy = entropy or run_root(folder)
+        task, self.setup = set_up(task, plan, entropy, on_setup)
+        self.prepared = task
         task, self.stopping = EarlyStopping.of(task, plan)
         self.task, self.plan = task, plan
         self.module = task.build(plan.seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -21,7 +22,10 @@ SYSTEM: Final = "system"
 
 
 def digest_of(task: Task) -> str:
-    """Names the training part: its columns and whose they are."""
+    """Names the training part as it is read: its columns and whose they are.
+
+    Before clients draw their negatives, so that it is the same in every run over the same data.
+    """
     digest = hashlib.sha256(task.data.offsets.tobytes())
     for name, column in sorted(task.data.train.fields.items()):
         digest.update(name.encode() + b"\0" + np.ascontiguousarray(column).data)
@@ -29,9 +33,14 @@ def digest_of(task: Task) -> str:
 
 
 def describe(
-    task: Task, plan: Plan, rounds: int, learner: dict[str, str], script: str | None
+    task: Task,
+    plan: Plan,
+    rounds: int,
+    learner: dict[str, str],
+    script: str | None,
+    trivial: Mapping[str, float],
 ) -> dict[str, Any]:
-    """What is known before the first round: run.json."""
+    """What is known before the first round: run.json. `trivial` is what needs no model."""
     data, simulation, privacy = task.data, plan.simulation, plan.privacy.index
     bound = task.bind(task.build(plan.seed))
     facts: dict[str, Any] = {
@@ -50,7 +59,7 @@ def describe(
         "metric": task.metric.name,
         "lower_is_better": task.metric.lower_is_better,
         "metrics": simulation.metrics.value,
-        "trivial": task.metric.baselines(data),
+        "trivial": dict(trivial),
         "learner": learner,
         "entropy": SYSTEM if script is None else TEST_ENTROPY,
         "crypto": {"mode": simulation.crypto.value, "every": simulation.crypto_every},

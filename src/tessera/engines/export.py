@@ -92,10 +92,11 @@ def named_task(log: RunFolder, data: Path | None = None) -> Task:
 
 
 def _restored(task: Task, plan: Plan, checkpoint: Path) -> Training | CentralTraining:
-    if not schemes.of(plan).federated:
-        return CentralTraining(task, plan, folder=checkpoint)
     # No secret is needed to read a model. With entropy of its own no root is read, or made.
-    return Training(task, plan, folder=checkpoint, entropy=RootedEntropy.fresh())
+    entropy = RootedEntropy.fresh()
+    if not schemes.of(plan).federated:
+        return CentralTraining(task, plan, folder=checkpoint, entropy=entropy)
+    return Training(task, plan, folder=checkpoint, entropy=entropy)
 
 
 def _check_checkpoint(folder: Path, plan: Plan) -> None:

@@ -124,15 +124,16 @@ def _standing(
 ) -> Iterator[tuple[Callable[[Examples], npt.NDArray[np.float32]], int]]:
     """What the model of the last checkpoint gives for examples, and the rounds behind it."""
     plan, checkpoint = complete(log.plan, task), log.folder / CHECKPOINT
+    entropy = RootedEntropy.fresh()  # the model alone is read
     if not schemes.of(plan).federated:
-        central = CentralTraining(task, plan, folder=checkpoint)
+        central = CentralTraining(task, plan, folder=checkpoint, entropy=entropy)
         parameters = central.central.parameters()
         yield (
             lambda examples: evaluate(central.module, central.bound, parameters, examples),
             central.rounds_done,
         )
         return
-    with Training(task, plan, folder=checkpoint, entropy=RootedEntropy.fresh()) as stood:
+    with Training(task, plan, folder=checkpoint, entropy=entropy) as stood:
         tables = stood.tables | stood.local
         yield (
             lambda examples: stood.evaluation.scores(stood.dense, tables, examples),

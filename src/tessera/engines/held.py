@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from tessera.data.examples import NONE
 from tessera.engines.training import Clients
 from tessera.ids import ClientId
 from tessera.learning.arrays import Ids
@@ -33,7 +34,11 @@ def rows_of_clients(task: Task, plan: Plan) -> dict[ClientId, Ids]:
 
 @dataclass(frozen=True, slots=True)
 class HeldRows:
-    """Rows of a table that a task's clients hold: on average, and at most."""
+    """Rows of a table that a task's clients hold: on average, and at most.
+
+    A negative that is not drawn yet counts as a row of its own, so that nothing here depends on
+    what clients draw.
+    """
 
     mean: int
     most: int
@@ -43,10 +48,19 @@ class HeldRows:
         """Of all eligible clients, or of a sample where there are many."""
         clients = Clients(task, task.bind(task.build(plan.seed)), plan)
         some = clients.eligible[:: max(1, len(clients) // MOST_LOOKED_AT)]
-        counts = [len(ids) for c in some for ids in clients[c].local.real.values()]
+        counts = [
+            len(ids) + _undrawn(task, c) for c in some for ids in clients[c].local.real.values()
+        ]
         return cls(max(1, round(sum(counts) / max(1, len(counts)))), max(counts, default=1))
 
     @property
     def fitting(self) -> int:
         """A max_rows that no client's rows exceed."""
         return -(-self.most // ROUND_UP) * ROUND_UP
+
+
+def _undrawn(task: Task, client: ClientId) -> int:
+    """Negatives that this client has yet to draw."""
+    if task.data.undrawn is None:
+        return 0
+    return int((task.data.of(int(client))["item"] == NONE).sum())

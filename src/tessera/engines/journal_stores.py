@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
-from tessera.crypto.entropy import SystemEntropy
+from tessera.crypto.entropy import Entropy
 from tessera.crypto.secret import Secret
 from tessera.engines.charges import event_of, event_text
 from tessera.engines.journal import Journal
@@ -231,12 +231,14 @@ def load_local(journal: Journal, party: str, local: LocalState) -> None:
     local.residual = None if kept is None else _residual(kept)
 
 
-def own_negatives(journal: Journal, party: str, federation: str, client: int) -> Secret:
+def own_negatives(
+    journal: Journal, party: str, entropy: Entropy, federation: str, client: int
+) -> Secret:
     """What a client draws its negatives from: on disk before anything is drawn, and for good."""
     stored = journal.fact(party, NEGATIVES)
     if stored is not None:
         return Secret(stored)
-    fresh = secret_of(SystemEntropy(), federation, client)
+    fresh = secret_of(entropy, federation, client)
     with journal.step():
         journal.set_fact(party, NEGATIVES, fresh.reveal())
     return fresh

@@ -7,6 +7,7 @@ mask is not in a run's folder: it is fitted again here, to the client's ratings,
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,21 @@ import numpy.typing as npt
 
 from tessera.crypto.entropy import RootedEntropy
 from tessera.data.examples import LABEL, NONE, ClientData, Examples
+from tessera.data.negatives import SecretOf
 from tessera.data.ratings import RatingData
 from tessera.engines import central, training
 from tessera.engines.central import CentralTraining
 from tessera.engines.description import digest_of
 from tessera.engines.export import named_task
 from tessera.engines.runs import CHECKPOINT, RunFolder
-from tessera.engines.training import Training, complete
+from tessera.engines.training import Training, complete, entropy_of
 from tessera.errors import ConfigError
 from tessera.learning.models.masked import fit
 from tessera.learning.ratings import BASE
 from tessera.learning.scores import evaluate
 from tessera.learning.setup import RatingSetup
 from tessera.rounds import schemes
+from tessera.rounds.negatives import secret_of
 from tessera.tasks import Task
 
 Ints = npt.NDArray[np.int64]
@@ -94,7 +97,8 @@ def recommendations(
     mean = None
     if isinstance(given, RatingData) and isinstance(task.setup, RatingSetup):
         mean = float(log.fact("setup", "mean"))
-        whole = _rated(given, task.setup, client, mean, rows)
+        secret = partial(secret_of, entropy_of(log), log.plan.federation)
+        whole = _rated(given, task.setup, client, mean, rows, secret)
     else:
         whole = _shown(given, client, rows)
     scores, rounds = _scores(log, task, whole)
@@ -177,11 +181,19 @@ def check_run(log: RunFolder, task: Task) -> None:
 # --- every item as an example of one client -------------------------------------------------------
 
 
-def _rated(data: RatingData, setup: RatingSetup, client: int, mean: float, rows: Ints) -> Examples:
-    """Over the client's own mask."""
+def _rated(
+    data: RatingData,
+    setup: RatingSetup,
+    client: int,
+    mean: float,
+    rows: Ints,
+    secret: SecretOf,
+) -> Examples:
+    """Over the client's own mask, fitted again as in the run."""
     base = np.full(len(rows), mean, np.float32)
     if setup.mask is not None:
-        base = fit(data, setup.mask, mean=mean, clients=[client]).of(client, rows)
+        masks = fit(data, setup.mask, mean=mean, secret_of=secret, clients=[client])
+        base = masks.of(client, rows)
     fields: dict[str, npt.NDArray[Any]] = {
         "user": np.full(len(rows), client, np.int64),
         "item": rows,
@@ -222,7 +234,7 @@ def _scores(log: RunFolder, task: Task, whole: Examples) -> tuple[npt.NDArray[np
         still = replace(task, setup=None, data=replace(data, train=bare))
     stood: Training | CentralTraining
     if not schemes.of(plan).federated:
-        stood = CentralTraining(still, plan, folder=checkpoint)
+        stood = CentralTraining(still, plan, folder=checkpoint, entropy=RootedEntropy.fresh())
         raw = evaluate(stood.module, stood.bound, stood.central.parameters(), whole)
         rounds = stood.rounds_done
     else:

@@ -1,4 +1,7 @@
-"""Set-up of a task: a statistic over all clients, before the first round (`learning/setup.py`).
+"""Set-up of a task before the first round: what clients draw for good, and a sum over all of them.
+
+Negatives are drawn first, where the data has places for them (`data/negatives.py`). The sum is a
+statistic that a task may need (`learning/setup.py`).
 
 Where a plan has noise per user, the sum has its share of the budget: a client's part is counted in
 examples, scaled down to `counted` of them, and summed with noise. Else it is exact, and is named.
@@ -14,8 +17,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto.entropy import Entropy, SystemEntropy
+from tessera.crypto.entropy import Entropy
 from tessera.data.examples import ClientData
+from tessera.data.negatives import draw
 from tessera.engines.noisy_statistics import NoisyStatistic
 from tessera.engines.secure_statistics import population_sum
 from tessera.errors import ConfigError
@@ -23,6 +27,7 @@ from tessera.ids import ClientId
 from tessera.learning.setup import Progress, Setup, SetupResult
 from tessera.rounds import dp
 from tessera.rounds.fixed_groups import FixedGroup
+from tessera.rounds.negatives import secret_of
 from tessera.rounds.plan import Plan
 from tessera.tasks import Task
 
@@ -40,21 +45,24 @@ def uncharged(_: Iterable[ClientId]) -> None:
 def set_up(
     task: Task,
     plan: Plan,
-    entropy: Entropy | None = None,
+    entropy: Entropy,
     on_progress: SetupProgress | None = None,
     charge: Charge = uncharged,
     groups: Sequence[FixedGroup] = (),
 ) -> tuple[Task, SetupResult | None]:
     """The task with the data that is trained on, once the sum over all clients is taken.
 
-    `charge` is told whose parts are about to leave. With fixed `groups` the sum is over their
-    members, group by group: who waits for a group is in no sum.
+    What a client draws follows from its secret under `entropy`. `charge` is told whose parts are
+    about to leave. With fixed `groups` the sum is over their members, group by group: who waits for
+    a group is in no sum.
     """
+    secret = partial(secret_of, entropy, plan.federation)
+    task = replace(task, data=draw(task.data, secret))
     if task.setup is None:
         return task, None
     fitting = partial(on_progress, "fitting masks") if on_progress is not None else None
     if not task.setup.sums:
-        ready = task.setup.finish(task.data, np.zeros(0, np.int64), fitting)
+        ready = task.setup.finish(task.data, np.zeros(0, np.int64), secret, fitting)
         return replace(task, data=ready.data), ready
     clients = [
         ClientId(client)
@@ -70,7 +78,6 @@ def set_up(
         clients = sorted(client for group in groups for client in group)
     charge(clients)
     summing = partial(on_progress, "adding up") if on_progress is not None else None
-    entropy = entropy or SystemEntropy()
     if plan.dp is not None and plan.dp.setup:
         total, about = _noisy(task.setup, task.data, plan, clients, entropy, summing)
     else:
@@ -78,7 +85,7 @@ def set_up(
         found = population_sum(counts, plan, WHAT, entropy, summing, groups)
         total = found.sum
         about = {"clients": found.clients, "groups": found.groups, "masked": found.secure_groups}
-    ready = task.setup.finish(task.data, total, fitting)
+    ready = task.setup.finish(task.data, total, secret, fitting)
     ready = replace(ready, facts={**ready.facts, "sum": about})
     return replace(task, data=ready.data), ready
 

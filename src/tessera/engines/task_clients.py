@@ -12,6 +12,7 @@ import numpy as np
 
 from tessera import tasks
 from tessera.crypto.entropy import Entropy
+from tessera.data.negatives import draw_own
 from tessera.engines.bundle import Bundle
 from tessera.engines.contribution import client_secret
 from tessera.engines.deployment import ClientMaker
@@ -64,11 +65,12 @@ def task_maker(bundle: Bundle, data: Path | None, entropy: Entropy) -> ClientMak
                 f"client {client}: task {task.name!r} has {task.data.clients}",
                 hint="clients count from 0",
             )
-        examples, name = task.data.of(int(client)), name_of(client)
+        name = name_of(client)
+        lasting = own_negatives(journal, name, entropy, plan.federation, int(client))
+        examples = draw_own(task.data, int(client), lasting)
         real, softmax = bound.row_ids_of(examples), bound.candidates
         if softmax is not None:
-            secret = own_negatives(journal, name, plan.federation, int(client))
-            real = with_negatives(real, softmax.root, softmax.rows, softmax.negatives, secret)
+            real = with_negatives(real, softmax.root, softmax.rows, softmax.negatives, lasting)
 
         names = tasks.own_names(
             task, plan.task.name, data=data, options=plan.task.options, client=int(client)

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tessera.crypto.entropy import Entropy, RootedEntropy, SystemEntropy
+from tessera.crypto.entropy import Entropy, RootedEntropy, ScriptedEntropy, SystemEntropy
 from tessera.crypto.secret import Secret
 from tessera.data.examples import ClientData
 from tessera.engines.cohort_training import TrainingOutcome
@@ -37,7 +37,7 @@ from tessera.engines.noisy import check_examples, cut_examples, noisy_steps
 from tessera.engines.owner_only import write_owner_only
 from tessera.engines.participant import Participant
 from tessera.engines.people import check_home, check_shared_rows, with_subjects
-from tessera.engines.runs import check_round
+from tessera.engines.runs import CHECKPOINT, RunFolder, check_round
 from tessera.engines.selecting import select_rows
 from tessera.engines.setup import SetupProgress, set_up
 from tessera.engines.views import Views
@@ -263,13 +263,14 @@ class Training:
         `rounds` are those to come, the plan's if nothing is said: compiling has to pay off in
         them. `on_setup` is called as the set-up progresses.
         """
-        self.entropy: Entropy = entropy or _root(folder)
+        self.entropy: Entropy = entropy or run_root(folder)
         ledgers = Ledgers(plan)
         groups: list[FixedGroup] = []
         if plan.grouped:  # of those who train, once a validation part is held out
             groups = formed(plan, eligible(EarlyStopping.of(task, plan)[0].data, plan))
         charged = ledgers.charge_setup
         task, self.setup = set_up(task, plan, self.entropy, on_setup, charged, groups)
+        self.prepared = task
         task, self.stopping = EarlyStopping.of(task, plan)
         self.module = task.build(plan.seed)
         self.bound = task.bind(self.module)
@@ -630,19 +631,35 @@ def _private(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def _root(folder: Path | None) -> RootedEntropy:
+def run_root(folder: Path | None) -> RootedEntropy:
     """The run's root: the stored one, or a fresh one, stored before anything follows from it."""
     if folder is None:
         return RootedEntropy.fresh()
     path = folder / ROOT
     if path.exists():
-        root = path.read_bytes()
-        if len(root) != 32:
-            raise ConfigError(
-                f"{path}: {len(root)} bytes where a root has 32", hint="start a new run"
-            )
-        return RootedEntropy(Secret(root))
+        return _stored_root(path)
     fresh = RootedEntropy.fresh()
     _private(folder)
     write_owner_only(path, fresh.root.reveal())
     return fresh
+
+
+def _stored_root(path: Path) -> RootedEntropy:
+    root = path.read_bytes()
+    if len(root) != 32:
+        raise ConfigError(f"{path}: {len(root)} bytes where a root has 32", hint="start a new run")
+    return RootedEntropy(Secret(root))
+
+
+def entropy_of(log: RunFolder) -> Entropy:
+    """What the secrets of a run's clients followed from, to find again what they drew for good."""
+    script = log.facts.get("entropy_script")
+    if script is not None:
+        return ScriptedEntropy(str(script).encode())
+    path = log.folder / CHECKPOINT / ROOT
+    if not path.is_file():
+        raise ConfigError(
+            f"{path}: missing, and what the run's clients drew for themselves follows from it",
+            hint="copy the whole folder of the run, or start a new run",
+        )
+    return _stored_root(path)

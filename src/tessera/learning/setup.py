@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.data.examples import LABEL, ClientData, Examples
+from tessera.data.negatives import SecretOf
 from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError
 from tessera.learning.models.features import FEATURES
@@ -64,9 +65,10 @@ class Setup(Protocol):
         self,
         data: ClientData,
         total: npt.NDArray[np.int64],
+        secret_of: SecretOf,
         progress: Progress | None = None,
     ) -> SetupResult:
-        """The data that is trained on, from the sum over all clients."""
+        """The data that is trained on, from the sum over all clients and each one's secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class RatingSetup:
         self,
         data: ClientData,
         total: npt.NDArray[np.int64],
+        secret_of: SecretOf,
         progress: Progress | None = None,
     ) -> SetupResult:
         if not isinstance(data, RatingData):
@@ -123,7 +126,7 @@ class RatingSetup:
             facts = {"mean": mean}
         masks = None
         if self.mask is not None:
-            masks = fit(data, self.mask, mean=mean, progress=progress)
+            masks = fit(data, self.mask, mean=mean, secret_of=secret_of, progress=progress)
             facts["mask"] = {"order": self.mask.order, "penalty": self.mask.penalty, **masks.facts}
         base = (
             (np.full(len(data.train), mean, np.float32), np.full(len(data.test), mean, np.float32))

@@ -197,11 +197,8 @@ def _taobao(
     negatives: int = 1,
     users: int = 0,
     history: int = 50,
-    seed: int = 0,
 ) -> ClientData:
-    return taobao(
-        folder, label=label, negatives=negatives, users=users or None, history=history, seed=seed
-    )
+    return taobao(folder, label=label, negatives=negatives, users=users or None, history=history)
 
 
 def _alimama(
@@ -230,7 +227,6 @@ def _own(
     separator: str = "",
     encoding: str = "",
     on_bad: str = "stop",
-    seed: int = 0,
 ) -> ClientData:
     if not path:
         raise ConfigError("task 'interactions' has no path", hint='such as path = "clicks.csv"')
@@ -254,7 +250,6 @@ def _own(
         separator=separator or None,
         encoding=encoding or None,
         on_bad=on_bad,
-        seed=seed,
     )
 
 
@@ -279,7 +274,7 @@ def from_frame(
 
     `frame` is a DataFrame of pandas or polars, an Arrow table, anything with `__arrow_c_stream__`,
     a Hugging Face `Dataset`, or the path of a CSV or Parquet file. `settings` are those of
-    `tessera.data.interactions.read`: dictionary, negatives, history, test_share, seed and so on.
+    `tessera.data.interactions.read`: dictionary, negatives, history, test_share and so on.
     """
     allowed = inspect.signature(interactions.read).parameters
     for setting in settings:

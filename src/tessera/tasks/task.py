@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from tessera.data.examples import ClientData
+from tessera.data.negatives import placeholders
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.central import Optimizer
@@ -126,7 +127,7 @@ class Task:
         if self.setup is None and self.learner is None:
             module = self.build(seed)
             bound = self.bind(module)
-            try_out(module, bound, self.loss, self.metric, self.data, seed)
+            try_out(module, bound, self.loss, self.metric, placeholders(self.data), seed)
 
     def bind(self, module: nn.Module) -> BoundModel:
         """The module with its tables, and the candidates of a softmax where the loss is one."""

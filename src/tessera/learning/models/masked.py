@@ -27,7 +27,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tessera.crypto.coins import CoinStream
+from tessera.crypto.prg import Label, Stream
 from tessera.data.examples import LABEL
+from tessera.data.negatives import SecretOf
 from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.models.private import FactorisationMachine, Linear, Network, Private
@@ -59,7 +62,10 @@ BARE: Final = "rated items without attributes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskTraining:
-    """How every client fits its mask. `penalty` 0: the client's own validation part decides."""
+    """How every client fits its mask. `penalty` 0: the client's own validation part decides.
+
+    `seed` gives the first values of "fm" and "network", the same at all clients.
+    """
 
     order: str = "linear"
     penalty: float = 0.0
@@ -157,11 +163,13 @@ def fit(
     training: MaskTraining,
     *,
     mean: float,
+    secret_of: SecretOf,
     clients: Sequence[int] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ClientMasks:
     """Fit every client's mask, or those of some `clients` only, as each would do by itself.
 
+    Which ratings a client holds back follows from its lasting secret.
     `progress` is called with the number of clients done and the number to do.
     """
     if not np.isfinite(mean):
@@ -184,7 +192,7 @@ def fit(
             x=attributes[torch.from_numpy(data.train["item"][batch.rows])],
             rating=rating,
             there=batch.there,
-            held=held_back(batch, training),
+            held=held_back(batch, training.validation, secret_of),
             scale=scale,
         )
         places = torch.from_numpy(batch.clients)
@@ -250,14 +258,14 @@ def batches(offsets: Ints, clients: Ints) -> Iterator[ClientBatch]:
             )
 
 
-def held_back(batch: ClientBatch, training: MaskTraining) -> Bools:
-    """Each client's validation part: a random share of its ratings, by seed and client."""
+def held_back(batch: ClientBatch, validation: float, secret_of: SecretOf) -> Bools:
+    """Each client's validation part: a random share of its ratings, drawn from its own secret."""
     held = np.zeros_like(batch.there)
     for place, client in enumerate(batch.clients):
         count = int(batch.there[place].sum())
-        share = min(max(round(training.validation * count), 1), count - 1)
-        order = np.random.default_rng((training.seed, int(client))).permutation(count)
-        held[place, order[:share]] = True
+        share = min(max(round(validation * count), 1), count - 1)
+        coins = CoinStream(Stream.of(secret_of(int(client)), Label.MASK_VALIDATION))
+        held[place, np.argsort(coins.words(count))[:share]] = True
     return held
 
 

@@ -16,6 +16,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +39,7 @@ from tessera.reproduce.cache import training_version
 from tessera.reproduce.cells import Watch, unwatched
 from tessera.reproduce.sfsl.curves import slug
 from tessera.rounds import schemes
+from tessera.rounds.negatives import secret_of
 from tessera.rounds.plan import (
     Crypto,
     Plan,
@@ -298,7 +300,8 @@ class Bench:
                 chosen = training.learner
                 learner = {"name": chosen.learner.name, "reason": chosen.reason}
             setup = {} if training.setup is None else dict(training.setup.facts)
-            facts = describe(task, plan, rounds, learner, SCRIPT)
+            trivial = task.metric.baselines(task.data)
+            facts = describe(task, plan, rounds, learner, SCRIPT, trivial)
             log.describe({**facts, "setup": setup, "views": False})
             log.forget_after(training.rounds_done - 1)
             metric = task.metric.name
@@ -339,15 +342,10 @@ class Bench:
 def _training(
     checkpoint: Path, task: Task, plan: Plan, trainer: Trainer
 ) -> Training | CentralTraining:
+    entropy = ScriptedEntropy(SCRIPT.encode())  # so that figures come out again
     if not schemes.of(plan).federated:
-        return CentralTraining(task, plan, folder=checkpoint)
-    return Training(
-        task,
-        plan,
-        folder=checkpoint,
-        entropy=ScriptedEntropy(SCRIPT.encode()),  # so that figures come out again
-        trainer=trainer,
-    )
+        return CentralTraining(task, plan, folder=checkpoint, entropy=entropy)
+    return Training(task, plan, folder=checkpoint, entropy=entropy, trainer=trainer)
 
 
 def _measures(training: Training | CentralTraining) -> dict[str, float]:
@@ -382,7 +380,8 @@ def prepared(task: Task) -> SetupResult:
     """The task's data with everybody's mask; the sum over all is taken here, in one place."""
     if task.setup is None:
         raise ConfigError(f"task {task.name!r} has no set-up")
-    return task.setup.finish(task.data, task.setup.count(task.data.train))
+    secret = partial(secret_of, ScriptedEntropy(SCRIPT.encode()), f"fedmmf, {task.name}")
+    return task.setup.finish(task.data, task.setup.count(task.data.train), secret)
 
 
 def _read(path: Path) -> Result:

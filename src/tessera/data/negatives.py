@@ -1,0 +1,109 @@
+"""Negatives beside clicks, where nobody wrote down what was shown: every client draws its own.
+
+A reader leaves their places empty (`clicks.with_negatives`), and a run fills them before first use,
+each client's from a secret of its own that lasts as long as the client: once, and for good. Drawn
+by a public seed they would show whose they are: whoever knows the seed and a client's place in the
+data could draw them again, and find them among the rows of its group. Drawn anew in every period
+they would leave the client's own rows in the intersection. Central training draws them in the same
+way, so that under the same entropy all schemes have the same examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto.coins import CoinStream, Words
+from tessera.crypto.prg import Label, Stream
+from tessera.crypto.secret import Secret
+from tessera.data.examples import NONE, ClientData, Examples
+
+Ints = npt.NDArray[np.int64]
+SecretOf = Callable[[int], Secret]
+"""A client's lasting secret, by its number."""
+
+
+def draw(data: ClientData, secret_of: SecretOf) -> ClientData:
+    """The data with every client's negatives; as they are where none are to be drawn."""
+    if data.undrawn is None:
+        return data
+    secrets = [secret_of(client) for client in range(data.clients)]
+    items = data.sizes["item"]
+    pairs = [part["user"] * items + part["item"] for part in (data.train, data.test)]
+    touched = [part["item"] != NONE for part in (data.train, data.test)]
+    own = np.unique(np.concatenate([p[t] for p, t in zip(pairs, touched, strict=True)]))
+
+    def filled(name: str, part: Examples, offsets: Ints, pool: Ints) -> Examples:
+        empty = np.flatnonzero(part["item"] == NONE)
+        if not len(empty):
+            return part
+        words = [
+            CoinStream(Stream.of(secret, Label.SAMPLED_NEGATIVES, name)).words(int(count))
+            for secret, count in zip(secrets, np.diff(np.searchsorted(empty, offsets)), strict=True)
+            if count
+        ]
+        item = part["item"].copy()
+        item[empty] = _others(own, items, pool, part["user"][empty], np.concatenate(words))
+        return part.with_field("item", item)
+
+    return replace(
+        data,
+        train=filled("train", data.train, data.offsets, data.undrawn.train),
+        test=filled("test", data.test, data.test_offsets, data.undrawn.test),
+        undrawn=None,
+    )
+
+
+def draw_own(data: ClientData, client: int, secret: Secret) -> Examples:
+    """One client's training examples with its negatives, as it draws them by itself."""
+    train, test = data.of(client), data.test_of(client)
+    if data.undrawn is None or not len(train):
+        return train
+    ends = np.array([[0, len(train)], [0, len(test)]])
+    alone = replace(data, train=train, offsets=ends[0], test=test, test_offsets=ends[1])
+    return draw(alone, lambda _: secret).train
+
+
+def placeholders(data: ClientData) -> ClientData:
+    """The data with some item in every empty place: to try a model on, not to train it."""
+    if data.undrawn is None:
+        return data
+    item = data.train["item"]
+    some = data.train.with_field("item", np.where(item == NONE, data.undrawn.train[0], item))
+    return replace(data, train=some)
+
+
+def _others(own: Ints, items: int, pool: Ints, user: Ints, words: Words) -> Ints:
+    """For each word an item of the pool that its user does not have; all are equally likely.
+
+    `own` are the pairs user * items + item that there are, ascending. A user's free items are
+    numbered in the order of the pool: the word gives the number, and the user's own items up to
+    there are skipped.
+    """
+    place = np.searchsorted(pool, own % items)
+    inside = pool[np.minimum(place, len(pool) - 1)] == own % items
+    owner, place = own[inside] // items, place[inside]
+    begin = np.searchsorted(owner, user)
+    had = np.searchsorted(owner, user, side="right") - begin
+    # So many free items are before each own one; with its owner ahead of it this is ascending.
+    wide = len(pool) + 1
+    before = owner * wide + place - _ranks(owner)
+    number = _scaled(words, (len(pool) - had).astype(np.uint64))
+    skipped = np.searchsorted(before, user * wide + number, side="right") - begin
+    return np.asarray(pool[number + skipped], np.int64)
+
+
+def _ranks(owner: Ints) -> Ints:
+    """0, 1, 2, ... within each run of equal owners."""
+    first = np.flatnonzero(np.diff(owner, prepend=NONE))
+    return np.asarray(np.arange(len(owner)) - np.repeat(first, np.diff(first, append=len(owner))))
+
+
+def _scaled(words: Words, below: Words) -> Ints:
+    """floor(word * below / 2^64), for fewer than 2^32: even but for 2^-32 of each chance."""
+    half, low = np.uint64(32), np.uint64(2**32 - 1)
+    high = (words >> half) * below + (((words & low) * below) >> half)
+    return (high >> half).astype(np.int64)
