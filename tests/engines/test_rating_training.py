@@ -12,6 +12,7 @@ import tessera
 from engines import raters
 from tessera.api import simulate
 from tessera.cli.run import summary
+from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.runs import LABELS
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
@@ -131,7 +132,7 @@ def test_a_mask_is_taken_off_before_anything_is_federated(tmp_path):
 def test_clients_go_in_the_open_as_their_own_masks_say(tmp_path):
     task = raters.task(mask="linear", penalty=1.0)
     plan = complete(raters.plan(cohort=20), task)
-    with Training(task, plan) as training:
+    with Training(task, plan, entropy=ScriptedEntropy(b"ratings")) as training:
         middle = float(np.nanmedian(training.setup.indicator))
         below = int((training.setup.indicator <= middle).sum())
     assert 3 <= below <= 17

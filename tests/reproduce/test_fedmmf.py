@@ -182,7 +182,7 @@ def test_attack_tables_have_the_papers_figures_and_ours_add_up(quick_run):
 def test_hits_are_counted_on_ratings_less_masks(quick_run, data):
     cells, _, _ = quick_run
     task = RatingSource(data).task("ratings-100k", {"seed": 0}, {"mask": "linear"})
-    ready = fedmmf.prepared(task).data
+    ready = fedmmf.prepared(task, next(s for s in fedmmf.SETS if s.task == "ratings-100k")).data
     true = ready.train["label"].astype(float)
     masked = true - ready.train["base"]
     rng = np.random.default_rng(0)

@@ -148,6 +148,7 @@ class Label(StrEnum):
     SCRIPTED_ENTROPY = "tessera-1 scripted entropy, for tests only"  # a test's seed -> its root
     CANARIES = "canaries"  # entropy -> which canaries of an audit are in, and their noise
     LAZY_ROWS = "tessera rows 1"  # a table's seed and name -> the key of its initial rows
+    OWN_RATINGS = "tessera own ratings"  # a client's ratings -> how its simulation splits them
     HASHED_IDS = "tessera interactions"  # the public key under which ids of a file are hashed
 
 

@@ -9,6 +9,9 @@ Every reader of ratings ends in `rating_data`, so that all sets follow the same 
   part stands in its place. Settings are tuned on that.
 - A client's ratings stand oldest first; where a set has no times, in random order, by seed (files
   are often sorted by the rating, which a client that holds back its last ones must not meet).
+- What is random follows from the seed and the user's own ratings, never from who the user is or
+  where its ratings stand: users who swap their data swap what is drawn, and nothing in a split
+  says whose it is. Whoever knows all ratings of a user can draw its split again.
 - What is wrong with the input has a rule and is counted in `facts`, under these names:
   a rating that is not a number, or out of range, or of an item that is not listed, is left out; of
   the same user and item twice, the last by time is kept; a rating between two steps is kept as it
@@ -21,11 +24,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from tessera.crypto.coins import CoinStream, Words
+from tessera.crypto.prg import Label, Stream
+from tessera.crypto.secret import Secret
 from tessera.data.clicks import offsets
 from tessera.data.examples import LABEL, ClientData, Examples
 from tessera.data.files import BlockFields
@@ -51,7 +59,7 @@ TOO_FEW: Final = f"users with fewer than {FEWEST} training ratings: global part 
 NONE_LEFT: Final = "users without training ratings"
 
 _WORD: Final = 8  # bytes that are compared as one number
-_ORDER, _SPLIT, _VALIDATION = range(3)  # streams of random numbers that one seed gives
+_ORDER, _SPLIT, _VALIDATION = range(3)  # what one seed and a user's ratings give words for
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +137,9 @@ def rating_data(
     rating = np.asarray(rating, dtype=np.float64)
     kept, faults = _usable(item, rating, low=low, high=high)
     # Within a client by time; equal times stay in the order given.
-    late = np.random.default_rng((seed, _ORDER)).permutation(len(user)) if time is None else time
-    order = kept[np.lexsort((np.arange(len(kept)), late[kept], user[kept]))]
+    order = kept[np.argsort(user[kept], kind="stable")]
+    late = _words(user[order], item[order], rating[order], (seed, _ORDER)) if time is None else None
+    order = order[np.lexsort((time[order] if late is None else late, user[order]))]
     # Without times "later" is further down in the file, whatever the order of the examples.
     last = _last_of_each(user[order] * items + item[order], order if time is None else None)
     faults[REPEATED] = len(order) - len(last)
@@ -145,7 +154,13 @@ def rating_data(
     faults[OFF_STEP] = int((np.abs(steps - np.round(steps)) > 1e-6).sum())
 
     tested = held[order] if split == "published" and held is not None else None
-    train, test = _parts(len(order), tested, test_share=test_share, seed=seed, part=part)
+    if tested is None:
+        tested = _share(_words(user, item, rating, (seed, _SPLIT)), test_share)
+    train, test = np.flatnonzero(~tested), np.flatnonzero(tested)
+    if part == "validation":
+        words = _words(user[train], item[train], rating[train], (seed, _VALIDATION))
+        chosen = _share(words, VALIDATION_SHARE)
+        train, test = train[~chosen], train[chosen]
     attributes, bare = _known(item_attributes)
     faults[NO_ATTRIBUTES] = int(bare.sum())
     faults.update(_uneven(user[train], rating[train], users))
@@ -262,22 +277,24 @@ def _last_of_each(pair: Ints, rank: Ints | None) -> Ints:
     return np.sort(order[ends])
 
 
-def _parts(
-    count: int, tested: Mask | None, *, test_share: float, seed: int, part: str
-) -> tuple[Ints, Ints]:
-    """Places of the training part and of the part that is held out, both ascending."""
-    if tested is None:
-        tested = _share(count, test_share, np.random.default_rng((seed, _SPLIT)))
-    train, test = np.flatnonzero(~tested), np.flatnonzero(tested)
-    if part == "test":
-        return train, test
-    chosen = _share(len(train), VALIDATION_SHARE, np.random.default_rng((seed, _VALIDATION)))
-    return train[~chosen], train[chosen]
+def _words(user: Ints, item: Ints, rating: Floats, use: tuple[int, int]) -> Words:
+    """A random word for every rating, from its user's ratings and this use of a seed alone.
+
+    Users stand one after the other here.
+    """
+    ends = np.flatnonzero(np.diff(user, append=-1)) + 1
+    found = np.empty(len(user), np.uint64)
+    for begin, end in pairwise([0, *ends.tolist()]):
+        own = item[begin:end].tobytes() + rating[begin:end].tobytes()
+        secret = Secret(blake2b(own, digest_size=32, key=Label.OWN_RATINGS.encode()).digest())
+        found[begin:end] = CoinStream(Stream.of(secret, Label.OWN_RATINGS, *use)).words(end - begin)
+    return found
 
 
-def _share(count: int, share: float, rng: np.random.Generator) -> Mask:
-    chosen = np.zeros(count, dtype=np.bool_)
-    chosen[rng.permutation(count)[: round(share * count)]] = True
+def _share(words: Words, share: float) -> Mask:
+    """So many of all, those with the least words."""
+    chosen = np.zeros(len(words), dtype=np.bool_)
+    chosen[np.argsort(words)[: round(share * len(words))]] = True
     return chosen
 
 

@@ -272,7 +272,7 @@ class Bench:
         return Plan(
             scheme=model.scheme or of.scheme,
             cohort=of.cohort,
-            federation=f"fedmmf, {of.name}",
+            federation=federation(of),
             seed=seed,
             privacy=PrivacyPlan(period_rounds=10_000),
             security=SecurityPlan(graph=GraphKind.SPARSE),
@@ -339,6 +339,11 @@ class Bench:
             )
 
 
+def federation(of: RatingSet) -> str:
+    """Every model of a set is trained by the same clients, who hold back the same ratings."""
+    return f"fedmmf, {of.name}"
+
+
 def _training(
     checkpoint: Path, task: Task, plan: Plan, trainer: Trainer
 ) -> Training | CentralTraining:
@@ -376,11 +381,11 @@ def indicators(ready: SetupResult | None) -> dict[str, float] | None:
     }
 
 
-def prepared(task: Task) -> SetupResult:
+def prepared(task: Task, of: RatingSet) -> SetupResult:
     """The task's data with everybody's mask; the sum over all is taken here, in one place."""
     if task.setup is None:
         raise ConfigError(f"task {task.name!r} has no set-up")
-    secret = partial(secret_of, ScriptedEntropy(SCRIPT.encode()), f"fedmmf, {task.name}")
+    secret = partial(secret_of, ScriptedEntropy(SCRIPT.encode()), federation(of))
     return task.setup.finish(task.data, task.setup.count(task.data.train), secret)
 
 

@@ -328,7 +328,7 @@ def attacks(bench: Bench, request: Request) -> Iterator[Cell]:
         for mask in ("fm", "linear"):
             say(f"attacks: {of.name}, {ORDERS[mask]}")
             task = bench.data.task(of.task, {**of.options, "seed": seed}, {"mask": mask})
-            ready = prepared(task)
+            ready = prepared(task, of)
             assert isinstance(ready.data, RatingData)
             yield from attack_cells(of, mask, ready.data, seed, summary)
 
@@ -439,7 +439,8 @@ def paths(bench: Bench, request: Request) -> Iterator[Cell]:
         return
     table = f"Paths: clients with unmasked updates by the indicator, {of.name}"
     for mask in ("linear", "fm"):
-        ready = prepared(bench.data.task(of.task, {**of.options, "seed": seed}, {"mask": mask}))
+        task = bench.data.task(of.task, {**of.options, "seed": seed}, {"mask": mask})
+        ready = prepared(task, of)
         assert ready.indicator is not None
         for threshold in THRESHOLDS:
             share = float(np.mean(ready.indicator <= threshold))  # NaN is not
