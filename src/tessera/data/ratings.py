@@ -138,8 +138,11 @@ def rating_data(
     kept, faults = _usable(item, rating, low=low, high=high)
     # Within a client by time; equal times stay in the order given.
     order = kept[np.argsort(user[kept], kind="stable")]
-    late = _words(user[order], item[order], rating[order], (seed, _ORDER)) if time is None else None
-    order = order[np.lexsort((time[order] if late is None else late, user[order]))]
+    if time is None:
+        late: npt.NDArray[Any] = _words(user[order], item[order], rating[order], (seed, _ORDER))
+    else:
+        late = time[order]
+    order = order[np.lexsort((late, user[order]))]
     # Without times "later" is further down in the file, whatever the order of the examples.
     last = _last_of_each(user[order] * items + item[order], order if time is None else None)
     faults[REPEATED] = len(order) - len(last)
