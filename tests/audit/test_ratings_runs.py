@@ -9,6 +9,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -20,13 +21,16 @@ from tessera.audit.finding import Finding, Verdict
 from tessera.audit.record import Record
 from tessera.audit.suite import report
 from tessera.cli.audit import audit
+from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.ratings import RatingData
 from tessera.engines.runs import LABELS, RUN
+from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
 from tessera.rounds.plan import UpdatePlan
 
 READ = "gradients in the open: ratings read back exactly"
 ONCE = "gradients in the open: the same after one round"
+SCRIPT = "ratings audit"
 MASKED = "gradients in the open: masked ratings read back"
 TAKEN_OFF = "masks: taken off, ratings exact"
 SOLE = "secure sum: a row opens as one rating"
@@ -39,9 +43,7 @@ def recorded(
 ) -> Path:
     task = raters.task(raters.films(each=each), mask=mask, factors=8)
     plan = raters.plan(scheme, **{"cohort": 10, **more})
-    simulate(
-        task, plan, rounds, out=folder, record_views=True, insecure_test_entropy="ratings audit"
-    )
+    simulate(task, plan, rounds, out=folder, record_views=True, insecure_test_entropy=SCRIPT)
     return folder
 
 
@@ -130,15 +132,15 @@ def test_linked_rows_name_their_client_through_small_groups(tmp_path) -> None:
 
 
 def test_in_a_mixed_cohort_each_is_attacked_the_way_it_went(tmp_path) -> None:
+    common = {"cohort": 8, "privacy": {"level": "cpp5"}}
+    task = raters.task(raters.films(each=18), mask="linear", factors=8)
+    plan = complete(raters.plan("secure-submodel", **common), task)
+    with Training(task, plan, entropy=ScriptedEntropy(SCRIPT.encode())) as training:
+        assert training.setup is not None and training.setup.indicator is not None
+        indicator = float(np.sort(training.setup.indicator)[14])  # three of four are below
+    security = {"sharing": "auto", "indicator": indicator}
     folder = recorded(
-        tmp_path / "run",
-        "secure-submodel",
-        8,
-        each=18,
-        mask="linear",
-        cohort=8,
-        privacy={"level": "cpp5"},
-        security={"sharing": "auto", "indicator": 0.06},
+        tmp_path / "run", "secure-submodel", 24, each=18, mask="linear", security=security, **common
     )
     lines = (folder / "rounds.jsonl").read_text().splitlines()
     went = [json.loads(line)["unmasked"] for line in lines]
