@@ -10,6 +10,7 @@ import pytest
 from tessera import tasks
 from tessera.api import simulate
 from tessera.audit import canary_findings as module
+from tessera.audit import canary_training
 from tessera.audit.canary_findings import canary_findings
 from tessera.audit.finding import Verdict
 from tessera.audit.suite import audited
@@ -17,7 +18,6 @@ from tessera.cli import main as cli
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.training import complete
 from tessera.errors import ConfigError
-from tessera.rounds.noisy_sum import SumNoise
 from tessera.rounds.plan import DPPlan, Plan, SimulationPlan
 
 SMALL = {"users": 30, "items": 40, "examples": 8, "history": 3, "shops": 5, "shops_each": 2}
@@ -57,11 +57,23 @@ def test_plans_with_noise_keep_what_they_claim_against_everybody(dp: dict[str, o
 
 
 def test_a_server_that_adds_too_little_noise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = SumNoise.draw
-    monkeypatch.setattr(SumNoise, "draw", lambda self, shape: honest(self, shape) / 12.0)
+    honest = canary_training.discrete_gaussian
+    monkeypatch.setattr(canary_training, "discrete_gaussian", lambda wide: honest(wide / 12.0))
     found = canary_findings(
         planned(unit="user", noise=12.0, trust="server"), ScriptedEntropy(b"little")
     )
+    assert all(finding.verdict is Verdict.BROKEN for finding in found)
+
+
+def test_a_server_that_judges_a_sum_before_its_noise_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows are merged or not by the exact sum: the canaries' values alone would not show it."""
+    plan = planned(unit="user", noise=12.0, trust="server")
+    honest = canary_findings(plan, ScriptedEntropy(b"judging"))
+    assert all(finding.verdict is Verdict.HOLDS for finding in honest)
+    monkeypatch.setattr(canary_training, "noisy_total", lambda plan, total, *_: total)
+    found = canary_findings(plan, ScriptedEntropy(b"judging"))
     assert all(finding.verdict is Verdict.BROKEN for finding in found)
 
 

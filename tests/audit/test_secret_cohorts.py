@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from tessera.audit.canary_findings import canary_findings
-from tessera.audit.canary_training import Seen, claimed, observe_in_sums, observe_server
+from tessera.audit.canary_training import Seen, claimed, observe_in_sums
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.privacy.guarantee import Observer
 from tessera.privacy.mechanism import GaussianNoise
@@ -38,10 +38,7 @@ def planned(section: DPPlan) -> Plan:
 
 
 def seen_of(plan: Plan) -> Seen:
-    given = {"canaries": CANARIES, "rounds": ROUNDS, "entropy": ENTROPY}
-    if dp.section(plan).trust is NoiseFrom.EACH:
-        return observe_in_sums(plan, unknown=1, **given)
-    return observe_server(plan, **given)
+    return observe_in_sums(plan, unknown=1, canaries=CANARIES, rounds=ROUNDS, entropy=ENTROPY)
 
 
 @pytest.mark.parametrize("section", [SERVER, EACH])

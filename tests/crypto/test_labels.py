@@ -42,12 +42,13 @@ TWO_SIDES: Final = {
         "rounds/encode.py",
         "rounds/two_server/client.py",
     },
-    # Of a party's root: a client's, the leader's, the helper's; then the words of each part.
+    # Of a party's root: a client's, a server's; then the words of each part.
     Label.SUM_NOISE: {
         "protocols/scatter/helper.py",
         "protocols/scatter/sums.py",
         "rounds/client.py",
         "rounds/clipped_vector.py",
+        "rounds/server.py",
         "rounds/two_server/helper.py",
         "rounds/two_server/leader.py",
     },

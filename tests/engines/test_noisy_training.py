@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from math import sqrt
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +15,10 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.runs import RunFolder
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
-from tessera.ids import ClientId, RoundId
-from tessera.learning.averaging import TableMean
+from tessera.ids import RoundId
 from tessera.privacy.ledger import BudgetExceeded
 from tessera.rounds import dp
-from tessera.rounds.encode import RoundResult
 from tessera.rounds.events import RoundFinished, TrainingEnded
-from tessera.rounds.noisy_sum import noisy_result, rounded_length
 from tessera.rounds.plan import DPPlan, NoiseFrom, Plan, UpdatePlan
 
 ITEM = DPPlan(unit="item", noise=0.7, sampling=0.3, steps=3)
@@ -148,46 +144,6 @@ def test_a_clients_weight_and_counts_say_nothing(tmp_path: Path) -> None:
         for update in outcome.updates.values():
             assert update.weight == 1
             assert all((part.counts == 1).all() for part in update.tables.values())
-
-
-def test_the_servers_noise_is_for_the_rounded_length() -> None:
-    """Deviation within 5 standard errors (1e-6 by chance), and on the quantiser's grid's parts."""
-    plan = complete(planned("fedavg", replace(USER, clip=0.5)), toy.task())
-    many = 40_000
-    zero = RoundResult(
-        survivors=tuple(ClientId(c) for c in range(10)),
-        weight=10,
-        dense=np.zeros(many),
-        tables={
-            "items": TableMean(np.arange(3, dtype=np.uint64), np.zeros((3, 4)), np.full(3, 10))
-        },
-        union_rows=0,
-        union_residual=0,
-        rows_opened=3,
-        below_quorum=0,
-        shrunk=0,
-        lost=0,
-    )
-    found = noisy_result(plan, zero, ScriptedEntropy(b"n"), RoundId(3))
-    step = plan.dense_quantizer.clip / plan.dense_quantizer.top
-    expected = 0.9 * rounded_length(0.5, step, plan.full_length) / 10
-    assert 1.0 - 5 / sqrt(2 * many) < found.dense.std() / expected < 1.006 + 5 / sqrt(2 * many)
-    assert found.tables["items"].mean.all()
-    again = noisy_result(plan, zero, ScriptedEntropy(b"n"), RoundId(3))
-    other = noisy_result(plan, zero, ScriptedEntropy(b"n"), RoundId(4))
-    assert np.array_equal(found.dense, again.dense) and not np.array_equal(found.dense, other.dense)
-
-
-def test_rounded_contributions_are_within_their_length() -> None:
-    rng = np.random.default_rng(1)
-    plan = complete(planned("fedavg", USER), toy.task())
-    quantizer = replace(plan.quantizer, levels=257)
-    step = quantizer.clip / quantizer.top
-    for _ in range(200):
-        values = rng.standard_normal(500)
-        values *= 1.0 / np.linalg.norm(values)
-        rounded = np.floor(values / step + rng.random(500)) * step
-        assert np.linalg.norm(rounded) <= rounded_length(1.0, step, 500)
 
 
 def test_examples_are_not_protected_where_clients_keep_state_of_their_own() -> None:

@@ -35,7 +35,7 @@ from tessera.privacy.ledger import Ledger
 from tessera.privacy.subjects import Printed
 from tessera.rounds import as_printed, dp
 from tessera.rounds.encode import RoundResult
-from tessera.rounds.noisy_sum import noisy_result
+from tessera.rounds.noisy_sum import printed_result
 from tessera.rounds.plan import DPPlan, NoiseFrom, Plan, TaskPlan
 
 TARGET = replace(PERSON, noise=0.0, epsilon=4.0, delta=1e-5, sampling=0.1)
@@ -133,14 +133,14 @@ def test_the_servers_noise_is_on_the_mean_and_goes_by_what_clients_say() -> None
         {"items": TableMean(every, values, np.full(4_000, 3))}, 0, 0, 0, 0, 0, 0,
     )  # fmt: skip
     largest = {ClientId(0): 1, ClientId(1): 4, ClientId(2): 2}
-    found = noisy_result(plan, result, ScriptedEntropy(b"server"), RoundId(0), largest)
+    found = printed_result(plan, result, ScriptedEntropy(b"server"), RoundId(0), largest)
     noise = as_printed.noise(plan)
     total = math.sqrt(sum(noise.sigma(z) ** 2 for z in largest.values())) * CENTRAL.clip * 0.5 / 3
     assert found.dense.std() == pytest.approx(total, rel=0.06)
     assert found.tables["items"].mean.std() == pytest.approx(3.0 * total, rel=0.06)
     with pytest.raises(MisuseError, match="client 2 has not said its Z"):
         del largest[ClientId(2)]
-        noisy_result(plan, result, ScriptedEntropy(b"server"), RoundId(0), largest)
+        printed_result(plan, result, ScriptedEntropy(b"server"), RoundId(0), largest)
 
 
 def test_every_rounds_z_reaches_the_server() -> None:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 from rounds.population import DENSE, WIDTH, derived, plan, specs, sum_union
-from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.entropy import Entropy, ScriptedEntropy
 from tessera.engines.cohort_training import one_by_one
 from tessera.engines.federation import Federation
 from tessera.engines.participant import Participant
@@ -80,6 +80,7 @@ def shop(
     breaks: Mapping[ClientId, Break] = MappingProxyType({}),
     faults=None,
     views: Views | None = None,
+    entropy: Entropy | None = None,
 ) -> Federation:
     """A federation over the plan's one table, in which everybody holds the given rows.
 
@@ -112,7 +113,7 @@ def shop(
         trainer=one_by_one({c: trainer(c) for c in participants}),
         dense=np.zeros(settings.model.dense, dtype=np.float32),
         tables={table.name: LazyTable(spec)},
-        entropy=ScriptedEntropy(b"shop"),
+        entropy=entropy or ScriptedEntropy(b"shop"),
         faults=faults,
         views=views,
     )

@@ -22,7 +22,7 @@ from tessera.audit.canary_training import (
     claimed,
     observe,
     observe_in_sums,
-    observe_server,
+    observe_merging,
 )
 from tessera.audit.finding import LEVEL, Finding, FindingUnit
 from tessera.audit.row_canaries import observe_rows
@@ -73,17 +73,14 @@ def canary_findings(plan: Plan, entropy: Entropy | None = None) -> list[Finding]
         return [
             in_sums(plan, setting, observer, releases, entropy) for observer in setting.protected()
         ]
-    if setting.trust is Trust.CENTRAL:
-        seen = observe_server(plan, canaries=CANARIES, rounds=releases, entropy=entropy)
-    else:
-        seen = observe(
-            setting,
-            canaries=CANARIES,
-            rounds=releases,
-            entropy=entropy,
-            records=records,
-            clients=setting.clients if subject else 1,
-        )
+    seen = observe(
+        setting,
+        canaries=CANARIES,
+        rounds=releases,
+        entropy=entropy,
+        records=records,
+        clients=setting.clients if subject else 1,
+    )
     return [
         finding(setting, observer, seen, records, releases, section.delta)
         for observer in setting.protected()
@@ -155,7 +152,10 @@ def in_sums(
         entropy=entropy,
         clients=setting.clients,
     )
-    return finding(setting, observer, seen, 1, releases, dp.section(plan).delta)
+    merging: tuple[Guessing, ...] = ()
+    if setting.trust is Trust.CENTRAL:
+        merging = observe_merging(plan, canaries=CANARIES, rounds=releases, entropy=entropy)
+    return finding(setting, observer, seen, 1, releases, dp.section(plan).delta, merging)
 
 
 def left_to(setting: NoiseSetting, observer: Observer) -> int:
@@ -176,8 +176,9 @@ def finding(
     records: int,
     releases: int,
     delta: float,
+    more: tuple[Guessing, ...] = (),
 ) -> Finding:
-    """The better of two attacks: along the canaries, and by the length of the noise."""
+    """The best of some attacks: along the canaries, by the length of the noise, and others."""
     alone, known = as_it_is(setting, records=records), not setting.secret_to(observer)
     if setting.vector is not None:  # in clips along a canary, of all its clients
         alone = GaussianNoise(setting.noise, ((setting.clients, 1.0),))
@@ -185,7 +186,7 @@ def finding(
         alone = GaussianNoise.poisson(setting.noise, 1.0 if known else setting.rate)
     sum_only = observer not in setting.sight.one_by_one
     return bounded(
-        (seen.guesses(alone, sum_only=sum_only, cohorts_known=known), seen.by_length()),
+        (seen.guesses(alone, sum_only=sum_only, cohorts_known=known), seen.by_length(), *more),
         name=f"canaries: {KINDS[setting.unit]}, seen by {WHO.get(observer, observer.value)}",
         claimed=claimed(setting, observer, rounds=releases, delta=delta),
         delta=delta,

@@ -27,8 +27,7 @@ from tessera.crypto.secret import Secret
 from tessera.data.examples import SUBJECT, Examples
 from tessera.engines.noisy import OfSubjects, PrintedBatches
 from tessera.errors import MisuseError
-from tessera.ids import SERVER, RoundId
-from tessera.learning.averaging import TableMean
+from tessera.ids import SERVER, ClientId, RoundId, StageId, TableId
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.cohort.noisy import NoisyVectorised
 from tessera.learning.declaration import Table
@@ -41,12 +40,14 @@ from tessera.learning.submodel import ModelUpdate, Submodel, TablePart, TableUpd
 from tessera.privacy.guarantee import Observer, Unit
 from tessera.privacy.mechanism import GaussianNoise
 from tessera.privacy.noise_setting import Drawn, NoiseSetting
+from tessera.protocols.index_set import client_array
+from tessera.protocols.secagg.phases import StageSum, TableSum
 from tessera.rounds import dp
 from tessera.rounds.clipped_vector import clipped_vector, noise_stream
 from tessera.rounds.cohorts import drawn_in_secret
-from tessera.rounds.encode import RoundResult
-from tessera.rounds.noisy_sum import noisy_result
-from tessera.rounds.plan import Plan
+from tessera.rounds.encode import means
+from tessera.rounds.noisy_sum import noisy_total
+from tessera.rounds.plan import NoisyRows, Plan, Scheme, TablePlan
 
 TABLE: Final = "rows"
 FIELD: Final = "row"
@@ -177,28 +178,6 @@ def observe(
     return Seen(moved, present)
 
 
-def observe_server(plan: Plan, *, canaries: int, rounds: int, entropy: Entropy) -> Seen:
-    """Canaries that are clients, in sums to which a server adds the noise of this plan."""
-    present = flipped(entropy, canaries)
-    clip = dp.section(plan).clip
-    steep = np.array([[STEEP * clip]])
-    update = ModelUpdate(np.zeros(0), 1, {TABLE: TableUpdate(steep, np.ones(1, np.int64))})
-    sums = present[:, None] * clipped_update(update, clip).tables[TABLE].values
-    every = np.arange(canaries, dtype=np.uint64)
-    ones = np.ones(canaries, np.int64)  # a count of 1: means are sums
-    result = RoundResult(
-        (), 1, np.zeros(0), {TABLE: TableMean(every, sums, ones)}, 0, 0, 0, 0, 0, 0
-    )
-    drawn = drawn_canaries(plan, rounds, canaries, entropy)
-    moved = []
-    for at in range(rounds):
-        there = sums if drawn is None else sums * drawn[at, :, None]
-        summed = replace(result, tables={TABLE: TableMean(every, there, ones)})
-        noisy = noisy_result(plan, summed, entropy, RoundId(at))
-        moved.append(noisy.tables[TABLE].mean[:, 0] / clip)
-    return Seen(np.stack(moved)[:, None, :], present, drawn)
-
-
 def observe_in_sums(
     plan: Plan,
     *,
@@ -208,7 +187,7 @@ def observe_in_sums(
     entropy: Entropy,
     clients: int = 1,
 ) -> Seen:
-    """Canaries in sums that have noise before anybody sees them, clipped and rounded as updates.
+    """Canaries in sums with integer noise, clipped and rounded as updates are.
 
     A canary is a client, or a person at so many `clients`, whose update lies on a row of its own.
     The observer takes off all noise that it knows: that of `unknown` sources is left.
@@ -234,6 +213,47 @@ def observe_in_sums(
             stream = noise_stream(secret, RoundId(at), SERVER, str(other))
             moved[at, 0] += source.sample(stream, canaries)
     return Seen(moved / vector.bound, present, drawn)
+
+
+def observe_merging(
+    plan: Plan, *, canaries: int, rounds: int, entropy: Entropy
+) -> tuple[Guessing, ...]:
+    """Canaries whose rows a lying client has put where a trusted server would judge them.
+
+    The liar adds as much to a canary's row as is possible at all, so that the exact sum is beyond
+    the bounds with the canary and within them without it; or it puts the row at the wrap of the
+    ring, where it turns into its negative. Seen is which rows are merged, and whether they rise.
+    Sum, noise, judging and means are those of a round over a table with a row for each canary.
+    """
+    small = replace(
+        plan,
+        scheme=Scheme.SUBMODEL,
+        tables=(TablePlan(name=TABLE, rows=canaries, width=1),),
+        model=replace(plan.model, dense=1, shapes=""),
+        dp=replace(dp.section(plan), rows=NoisyRows.OWN, row_list="", participation=0.0),
+    )
+    vector, ring = small.noisy_vector, small.ring
+    assert vector is not None
+    present = flipped(entropy, canaries)
+    every = np.arange(canaries, dtype=np.uint64)
+    clients = client_array(map(ClientId, range(small.cohort)))
+    found = []
+    for border in (vector.largest, (1 << (ring.bits - 1)) - 1):
+        exact = np.zeros((canaries, 2), np.int64)
+        exact[:, 0] = border + present * vector.top
+        rows = TableSum(rows=every, words=ring.from_ints(exact), members={}, below_quorum=0)
+        total = StageSum(
+            stage=StageId(0), survivors=clients, dense=ring.zeros(2), tables={TableId(0): rows}
+        )
+        scores = np.zeros(canaries)
+        for at in range(rounds):
+            secret = entropy.secret(Label.CANARIES, "merging", border, at)
+            opened = noisy_total(small, total, secret, RoundId(at))
+            part = means(small, opened, union={}).tables[TABLE]
+            scores += 1.0
+            scores[part.ids] -= np.where(part.mean[:, 0] > 0.0, 1.0, 0.5)
+        found.append(Guessing(scores, present))
+    return tuple(found)
 
 
 def drawn_canaries(plan: Plan, rounds: int, canaries: int, entropy: Entropy) -> Mask | None:

@@ -28,13 +28,10 @@ from tessera.learning.declaration import Table
 from tessera.learning.local import Job
 from tessera.learning.module_tables import Tables
 from tessera.learning.noisy.row_cut import RowCut
-from tessera.learning.noisy.user import clipped_update
 from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
 from tessera.privacy.mechanism import GaussianNoise
 from tessera.rounds import dp
 from tessera.rounds.clipped_vector import clipped_vector, noise_stream
-from tessera.rounds.encode import RoundResult
-from tessera.rounds.noisy_sum import noisy_result
 from tessera.rounds.plan import NoiseFrom, Plan
 
 TABLE: Final = "rows"
@@ -142,12 +139,8 @@ def released(
     plan: Plan, both: list[ModelUpdate], present: Mask, unknown: int, at: int, entropy: Entropy
 ) -> Values:
     """The dense part's weight as an observer has it, of each client by itself."""
-    section, vector = dp.section(plan), plan.noisy_vector
-    if vector is None:  # a trusted server
-        each = [float(clipped_update(update, section.clip).dense[0]) for update in both]
-        values = np.where(present, each[1], each[0])
-        result = RoundResult((), 1, values, {}, 0, 0, 0, 0, 0, 0)
-        return noisy_result(plan, result, entropy, RoundId(at)).dense if unknown else values
+    vector = plan.noisy_vector
+    assert vector is not None
     every = np.arange(len(both[0].tables[TABLE].values), dtype=np.uint64)
     coins = entropy.secret(Label.CANARIES, "coins", at)
     sent = [

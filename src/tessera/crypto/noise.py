@@ -51,9 +51,10 @@ CHUNK: Final = 1 << 15
 WIDEST_TABLE: Final = 4096.0
 """Standard deviation up to which one table does; wider Gaussians are two samples of tables."""
 NARROW: Final = 1024.0
+ONCE: Final = np.ones((1, 1), dtype=np.int32)
 STEP: Final = 256
 """A wide Gaussian is x + STEP * y with x of deviation NARROW."""
-WIDEST: Final = 1e6
+WIDEST: Final = 2e8
 
 
 def added_delta(distance: float, integers: int, epsilon: float) -> float:
@@ -103,34 +104,37 @@ class IntegerNoise:
             return np.ascontiguousarray(read.reshape(to.size, width)[:, which])
 
         for which, (multiple, table) in enumerate(self.parts):
-            to += kernel.active().alias_sums(
+            drawn = kernel.active().alias_sums(
                 words(stream, which),
-                np.array([[multiple]], dtype=np.int32),
+                ONCE,
                 to.size,
                 table.entries,
                 lambda which=which: words(stream.redraw(1), which),  # type: ignore[misc]
             )[0]
+            to += multiple * drawn.astype(np.int64)
 
 
 @lru_cache(maxsize=16)  # a table takes up to a second to make
 def discrete_gaussian(deviation: float) -> IntegerNoise:
     """P(k) proportional to exp(-k^2 / (2 deviation^2)) over all integers.
 
-    A wide one is x + 256 y. Given the sum z, the y of the product of both densities is Gaussian of
-    deviation s = (deviations of x and y multiplied) / deviation, around a centre that depends on z,
-    and by Poisson summation its mass over the integers varies with the centre by a factor of at
-    most (1 + d) / (1 - d), d = 2.1 exp(-2 pi^2 s^2): s is above 3.8 here, and d below 2^-400.
+    A wide one is x + 256 y, where y may be wide, too. Given the sum z, the y of the product of both
+    densities is Gaussian of deviation s = (deviations of x and y multiplied) / deviation, around a
+    centre that depends on z, and by Poisson summation its mass over the integers varies with the
+    centre by a factor of at most (1 + d) / (1 - d), d = 2.1 exp(-2 pi^2 s^2): s is above 3.8 here,
+    and d below 2^-400.
     """
     _check("standard deviation", deviation, WIDEST)
     name = f"discrete Gaussian, deviation {deviation:g}"
     if deviation <= WIDEST_TABLE:
         table = gaussian_table(deviation)
         return IntegerNoise(name, ((1, table),), table.distance)
-    outer = math.sqrt(deviation**2 - NARROW**2) / STEP
-    tables = gaussian_table(NARROW), gaussian_table(outer)
-    smooth = 10.0 * math.exp(-2.0 * (math.pi * NARROW * outer / deviation) ** 2)
-    distance = tables[0].distance + tables[1].distance + smooth
-    return IntegerNoise(name, ((1, tables[0]), (STEP, tables[1])), distance)
+    inner, width = gaussian_table(NARROW), math.sqrt(deviation**2 - NARROW**2) / STEP
+    outer = discrete_gaussian(width)
+    smooth = 10.0 * math.exp(-2.0 * (math.pi * NARROW * width / deviation) ** 2)
+    distance = inner.distance + outer.distance + smooth
+    parts = ((1, inner), *((STEP * multiple, table) for multiple, table in outer.parts))
+    return IntegerNoise(name, parts, distance)
 
 
 @lru_cache(maxsize=16)

@@ -84,10 +84,10 @@ class Label(StrEnum):
     # Noise, and who is in a noisy step
     COHORT_COINS = "cohort coins"  # a leader's entropy -> who is in a round's cohort
     CLIENT_NOISE = "client noise"  # entropy -> a client's secret of one round's noisy training
-    SERVER_NOISE = "server noise"  # entropy -> the noise that a server adds to a round's sum
+    SERVER_NOISE = "server noise"  # entropy -> the noise of `CentralSubDP`, as printed
     STATISTIC_NOISE = "statistic noise"  # entropy -> noise on a sum that is no update
     STATISTIC_SHARE = "statistic share"  # entropy -> a client's share of its part for a helper
-    SUM_NOISE = "sum noise"  # a party's root -> what it adds to a round's sum, unseen
+    SUM_NOISE = "sum noise"  # a party's root -> the noise that it adds to a round's sum
     ROW_CUT = "row cut"  # that secret -> which examples a row stays in, where one row is protected
     BATCH_COINS = "batch coins"  # that secret -> who is in each step's batch
     DENSE_NOISE = "dense noise"  # the same -> noise on the dense part

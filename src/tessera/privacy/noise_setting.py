@@ -26,7 +26,7 @@ from tessera.privacy.events import (
     seen,
 )
 from tessera.privacy.guarantee import Adjacency, Observer, Trust, Unit
-from tessera.privacy.integer_noise import GaussianShares
+from tessera.privacy.integer_noise import LEAST_ROUNDED, GaussianShares
 from tessera.privacy.ledger import Ledger, Limit
 from tessera.privacy.mechanism import (
     FixedSizeNoise,
@@ -94,9 +94,10 @@ class Visibility:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummedVector:
-    """Integers whose sum has noise before anybody sees it, of the setting's `sources` together.
+    """Integers whose sum has integer noise, of the setting's `sources` together.
 
-    A client moves it by `bound` in L2. `honest` names who has to be honest, and is not checked.
+    A client moves it by `bound` in L2. `honest` says who has to be honest, and is not checked;
+    nothing where that is who is trusted with the sum.
     """
 
     words: int
@@ -126,9 +127,9 @@ class NoiseSetting:
     setup: float = 0.0  # likewise on the sum before the first round; 0: it has none
     metrics: float = 0.0  # likewise on the statistics of a test; 0: they have none
     tests: int = 0  # sums of statistics, in all rounds
-    vector: SummedVector | None = None  # where noise is inside the sum, in integers
+    vector: SummedVector | None = None  # where noise is on the sum, in integers
     distance: float = 0.0  # of the noise of one release from ideal, in total variation
-    fails: float = 0.0  # probability that one contribution is longer than the clip once rounded
+    fails: float = 0.0  # probability that one release has no such account
     printed: str = ""  # a paper's algorithm, whose claim has no account: no number is finite
     sight: Visibility = Visibility()
 
@@ -295,11 +296,13 @@ class NoiseSetting:
                 moves=moved * self.vector.bound,
                 words=self.vector.words,
             )
-            if self.sampling is Sampling.NONE or not self.secret_to(observer):
+            sampled = self.sampling is not Sampling.NONE and self.secret_to(observer)
+            whole = self.trust is Trust.CENTRAL and deviation >= LEAST_ROUNDED
+            if not (sampled or whole):
                 return shares
             noise, distance = shares.rounded
-            sampled = GaussianNoise.poisson(noise, self.rate)
-            return replace(sampled, distance=distance, fails=self.fails)
+            gaussian = GaussianNoise.poisson(noise, self.rate if sampled else 1.0)
+            return replace(gaussian, distance=distance, fails=self.fails)
         one = self.at_one_client(observer)
         noise, distance = self.noise / (self.row_moves or 1.0), self.distance
         if self.trust is not Trust.CENTRAL:
@@ -392,6 +395,8 @@ class NoiseSetting:
         if not (ratio and times):
             return
         noise, vector = self.noise * ratio, self.vector
+        if self.trust is Trust.CENTRAL:
+            vector = None  # one source, a thousand integers wide or more: as good as continuous
         if vector is not None:
             bound = LEAST_SHARE * math.sqrt(self.sources) / noise
             vector = replace(vector, words=MOST_WORDS, bound=bound)
@@ -502,7 +507,8 @@ def holders_over_noise(setting: NoiseSetting, *, rows: int, width: int, cohort: 
         if count < 1:
             raise ConfigError(f"{name} = {count} is none", hint="use 1 or more")
     sources: float = 1 if setting.trust is Trust.CENTRAL else cohort
-    if setting.vector is not None:  # as many as are in a sum, where so many are enough
+    if setting.vector is not None and setting.trust is not Trust.CENTRAL:
+        # as many as are in a sum, where so many are enough
         both = setting.trust is Trust.ONE_OF_TWO
         sources = 2 if both else max(1.0, cohort / setting.sources)
     return setting.noise * math.sqrt(rows * width * sources)

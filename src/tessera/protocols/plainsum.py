@@ -8,14 +8,14 @@ no group. Without keys there are no shares and no unmasking; a dropout is a miss
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto.group import Group
+from tessera.crypto.group import Group, Words
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.errors import MisuseError
@@ -44,6 +44,7 @@ from tessera.protocols.stored import ByDigest, Kept, Owner
 STAGE: Final = StageId(0)
 
 Rows = npt.NDArray[np.uint64]
+Cut = Callable[[Sequence[Words]], list[Words]]
 
 
 @wire.record(tag=0x0301)
@@ -274,9 +275,16 @@ class PlainServer(Coordinator):
     FROM_CLIENT = FROM_CLIENT
 
     def __init__(
-        self, spec: StageSpec, round_id: RoundId, invited: Iterable[ClientId], *, needed: int
+        self,
+        spec: StageSpec,
+        round_id: RoundId,
+        invited: Iterable[ClientId],
+        *,
+        needed: int,
+        cut: Cut | None = None,
     ) -> None:
-        owner = self._hold(spec, round_id, invited, needed)
+        """`cut` makes of one client's words, dense and by table, what an honest one may send."""
+        owner = self._hold(spec, round_id, invited, needed, cut)
         self._begin(owner, NamingRows() if spec.tables else self._collecting({}))
 
     @classmethod
@@ -289,15 +297,21 @@ class PlainServer(Coordinator):
         invited: Iterable[ClientId],
         *,
         needed: int,
+        cut: Cut | None = None,
     ) -> Self:
         server = cls.__new__(cls)
-        server._resume(snapshot, messages, server._hold(spec, round_id, invited, needed))
+        server._resume(snapshot, messages, server._hold(spec, round_id, invited, needed, cut))
         return server
 
     def _hold(
-        self, spec: StageSpec, round_id: RoundId, invited: Iterable[ClientId], needed: int
+        self,
+        spec: StageSpec,
+        round_id: RoundId,
+        invited: Iterable[ClientId],
+        needed: int,
+        cut: Cut | None,
     ) -> Owner:
-        self._spec, self._needed = spec, needed
+        self._spec, self._needed, self._cut = spec, needed, cut
         self.invited = frozenset(invited)
         return self._owned(SERVER, round_id, context_of(spec, round_id))
 
@@ -356,6 +370,8 @@ class PlainServer(Coordinator):
             self._words(group, data, shape, sender)
             for data, shape in zip(message.tables, shapes, strict=True)
         ]
+        if self._cut is not None:
+            dense, *rows = self._cut([dense, *rows])
         group.iadd(total.dense, dense)
         for spec, words in zip(specs, rows, strict=True):
             part = total.tables[spec.table]

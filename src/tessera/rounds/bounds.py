@@ -6,9 +6,10 @@ unnoticed beyond these bounds. A client's count of a row is between 0 and `max_c
 count s has therefore at most min(n, s) clips behind it, and its mean is within one clip. The dense
 part is bounded by the weight in the same way.
 
-Where noise is added inside the sum, every client's vector is within a bound as a whole, and sums
-are wider by the noise. Counts have noise, too: they may be negative, and a sum is divided by 1 at
-least. Where none are sent, it is divided by the number of clients.
+Where noise is integers on the sum, every client's vector is within a bound as a whole, and sums are
+wider by the noise, which is in them before they are looked at. Counts have noise, too: they may be
+negative, and a sum is divided by 1 at least. Where none are sent, it is divided by the number of
+clients, or of those that asked for the row.
 
 A row that is out of bounds is not merged and stays as it was; a round whose dense part is out of
 bounds is not merged at all. Within its bounds a lying client still adds what it likes.
@@ -35,7 +36,7 @@ class SumBounds:
     clients: int
     top: int  # the integer that stands for `clip`
     max_count: int
-    vector: NoisyVector | None = None  # where noise is inside the sum
+    vector: NoisyVector | None = None  # where noise is on the sum
 
     @classmethod
     def of(cls, plan: Plan, clients: int) -> SumBounds:
@@ -57,12 +58,15 @@ class SumBounds:
         within: npt.NDArray[np.bool_] = fits & (np.abs(values) <= most[:, None]).all(axis=1)
         return within
 
-    def examples(self, counts: Integers) -> Integers:
-        """The numbers that sums are divided by, from the sums of counts as they were opened."""
+    def examples(self, counts: Integers, asked: Integers | None = None) -> Integers:
+        """The numbers that sums are divided by, from the sums of counts as they were opened.
+
+        Under noise without counts they are of clients: all, or those that `asked` for a row.
+        """
         if self.vector is None:
             return counts
         if not self.vector.counts:
-            return np.full_like(counts, max(1, self.clients))
+            return np.maximum(np.full_like(counts, self.clients) if asked is None else asked, 1)
         return np.maximum(np.rint(counts / self.vector.count_scale), 1.0).astype(np.int64)
 
     def dense_within(self, values: Integers, weight: int) -> bool:

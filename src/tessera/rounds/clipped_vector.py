@@ -9,7 +9,7 @@ which is within the bound always. An update that is not finite is zeros.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,6 +23,7 @@ from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.ids import Party, RoundId
 from tessera.learning.arrays import Ids
+from tessera.learning.quantize import signed
 from tessera.learning.submodel import ModelUpdate
 from tessera.rounds.plan import Plan
 from tessera.rounds.plan.noisy_vector import NoisyVector
@@ -117,6 +118,27 @@ def _rounded(values: Values, name: str, attempt: int, coins: Secret) -> Integers
     stream = Stream.of(coins, Label.ROUNDING, "vector", name, attempt)
     words = uniform(Ring(32), stream, values.size).reshape(values.shape)
     return np.floor(values + words.astype(np.float64) * 2.0**-32).astype(np.int64)
+
+
+def within_bound(plan: Plan) -> Callable[[Sequence[Words]], list[Words]] | None:
+    """What cuts one client's words to what an honest client may send, where they are seen.
+
+    None where a plan has no such bound. A longer vector is scaled down as a whole, towards zero.
+    """
+    vector, ring = plan.noisy_vector, plan.ring
+    if vector is None:
+        return None
+    bound = vector.bound
+
+    def cut(parts: Sequence[Words]) -> list[Words]:
+        values = [signed(part, ring) for part in parts]
+        length = math.sqrt(sum(float(np.square(part.astype(np.float64)).sum()) for part in values))
+        if length <= bound * (1.0 + 1e-9):  # floats may round up the length of an honest vector
+            return list(parts)
+        scale = bound / length
+        return [ring.from_ints(np.trunc(part * scale).astype(np.int64)) for part in values]
+
+    return cut
 
 
 def noise_stream(secret: Secret, round_id: RoundId, sender: Party, part: str) -> Stream:

@@ -45,9 +45,6 @@ from tessera.rounds.plan import DPPlan, Metrics, NoiseFrom, NoisyRows, Plan, Sha
 from tessera.rounds.plan.drawn_cohort import GIVEN_UP, LONGER
 from tessera.rounds.schemes import Rows, SchemeEntry, Sums
 
-ROUNDED_LONGER: Final = 1e-12
-"""Probability that a rounded contribution is longer than a server's noise is for; in delta."""
-
 EXACT: Final = {
     Rows.WHOLE: (),
     Rows.NAMED: (THE_ROWS,),
@@ -137,14 +134,13 @@ def noise_setting(plan: Plan, *, setup: bool = False) -> NoiseSetting:
         metrics=metrics_ratio(plan),
         tests=tests(plan) if noisy_metrics(plan) else 0,
         distance=DISTANCE * plan.full_length,
-        fails=rounded_longer(dp)
-        + (GIVEN_UP + LONGER if rate < 1.0 and plan.drawn_in_secret else 0.0),
+        fails=GIVEN_UP + LONGER if rate < 1.0 and plan.drawn_in_secret else 0.0,
         sources=1 if plan.noisy_vector is None else plan.noisy_vector.sources,
         vector=summed_vector(plan),
         sight=sight(
             schemes.of(plan),
             *released(plan, setup=setup),
-            all_rows=plan.noisy_vector is not None,
+            all_rows=dp.trust.in_the_sum,
         ),
     )
 
@@ -153,8 +149,8 @@ def row_moved(plan: Plan) -> float:
     """Unit index: how far one row moves what a client sends, in clips; else 0.
 
     Two gradients of each example that changes with it, or two clipped vectors if that is less. What
-    is rounded once it is clipped may move by one integer more in every word, and by two where it is
-    rounded again until it is short enough, whatever the coins are.
+    is rounded again until it is short enough may move by two integers more in every word, whatever
+    the coins are.
     """
     dp = section(plan)
     if dp.unit != "index":
@@ -162,19 +158,11 @@ def row_moved(plan: Plan) -> float:
     moved = row_moves(dp.per_row, dp.example_clip, clip=dp.clip)
     if dp.trust is NoiseFrom.LOCAL:  # rounded towards zero example by example: none grows
         return moved
-    if plan.noisy_vector is not None:
-        vector = plan.noisy_vector
-        integers = moved * vector.top + 2.0 * math.sqrt(vector.words)
-        return min(MOST_MOVE, integers / vector.bound)
-    steps = (q.clip / q.top for q in (plan.quantizer, plan.dense_quantizer))
-    return min(MOST_MOVE, moved + max(steps) * math.sqrt(plan.full_length) / dp.clip)
-
-
-def rounded_longer(dp: DPPlan) -> float:
-    """Probability that a contribution is longer than the clip; of an index it is one of two."""
-    if dp.trust is not NoiseFrom.SERVER:
-        return 0.0
-    return ROUNDED_LONGER * (2.0 if dp.unit == "index" else 1.0)
+    vector = plan.noisy_vector
+    if vector is None:
+        raise MisuseError("noise per index is a client's own, or integers on a sum")
+    integers = moved * vector.top + 2.0 * math.sqrt(vector.words)
+    return min(MOST_MOVE, integers / vector.bound)
 
 
 def _shares(plan: Plan) -> tuple[float, float, float]:
@@ -289,12 +277,14 @@ def in_the_sum(plan: Plan) -> float:
 
 
 def summed_vector(plan: Plan) -> SummedVector | None:
-    """What is summed where noise is added inside the sum, as far as an account needs it."""
-    vector = plan.noisy_vector
+    """What is summed where noise is integers on the sum, as far as an account needs it."""
+    vector, trust = plan.noisy_vector, section(plan).trust
     if vector is None:
         return None
-    honest = "if one of the two servers adds its noise and does not collude"
-    if section(plan).trust is NoiseFrom.SHARES:
+    honest = ""
+    if trust is NoiseFrom.EACH:
+        honest = "if one of the two servers adds its noise and does not collude"
+    if trust is NoiseFrom.SHARES:
         honest = (
             f"if {vector.sources} of the survivors add their noise and tell it nobody, and the "
             "secure sum's threshold holds"

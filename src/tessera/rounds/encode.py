@@ -1,6 +1,6 @@
 """Update to words of the ring, and sums of such words to means: pure functions.
 
-Where noise is added inside the sum, the update is one clipped vector (`clipped_vector.py`).
+Where noise is integers on the sum, the update is one clipped vector (`clipped_vector.py`).
 Otherwise, by rows a delta weighs as many examples as involve its row (FedSubAvg), and in a whole
 model everything weighs the size of the training set, unless it carries a count for each of its
 rows. The last dense word is the weight, and the last column of a table its rows' counts.
@@ -26,7 +26,9 @@ from tessera.learning.quantize import Quantizer, signed
 from tessera.learning.residual import Residual
 from tessera.learning.selection import sent_of
 from tessera.learning.submodel import ModelUpdate
+from tessera.protocols.index_set import client_set
 from tessera.protocols.secagg.phases import StageSum
+from tessera.protocols.secagg.unmask import surviving
 from tessera.rounds import schemes
 from tessera.rounds.bounds import SumBounds
 from tessera.rounds.clipped_vector import add_noise, clipped_vector
@@ -311,7 +313,10 @@ def means(
             if part is None:
                 continue
             ids = union[t.name][part.rows] if union else part.rows
-            tables[t.name] = row_means(plan, ids, part.words, bounds)
+            asked = None
+            if plan.noisy_vector is not None and part.members:
+                asked = surviving(part, client_set(total.survivors))
+            tables[t.name] = row_means(plan, ids, part.words, bounds, asked)
             below += part.below_quorum
             shrunk += part.shrunk
             lost += part.lost
@@ -363,14 +368,23 @@ def by_expected(plan: Plan, result: RoundResult) -> RoundResult:
     return replace(result, weight=weight, dense=dense, tables=tables)
 
 
-def row_means(plan: Plan, ids: Ids, words: Words, bounds: SumBounds) -> TableMean:
-    """Sums of deltas by the sums of their counts. Rows that are out of bounds are left out."""
+def row_means(
+    plan: Plan,
+    ids: Ids,
+    words: Words,
+    bounds: SumBounds,
+    asked: npt.NDArray[np.int64] | None = None,
+) -> TableMean:
+    """Sums of deltas by the sums of their counts. Rows that are out of bounds are left out.
+
+    `asked` is how many clients of the sum asked for each row, where they did.
+    """
     ring = plan.ring
     counts = signed(words[:, -1], ring)
     within = bounds.rows_within(signed(words[:, :-1], ring), counts)
-    ids, words, counts = ids[within], words[within], bounds.examples(counts[within])
-    values = decoded(plan, plan.quantizer, words[:, :-1])
-    return TableMean(ids, values / np.maximum(counts, 1)[:, None], counts)
+    examples = bounds.examples(counts, asked)[within]
+    values = decoded(plan, plan.quantizer, words[within, :-1])
+    return TableMean(ids[within], values / np.maximum(examples, 1)[:, None], examples)
 
 
 def decoded(plan: Plan, quantizer: Quantizer, words: Words) -> npt.NDArray[np.float64]:

@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto.entropy import Entropy
+from tessera.crypto.entropy import Entropy, RootedEntropy
+from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, RoundAborted
 from tessera.ids import SERVER, ClientId, Party, RoundId, TableId, clients_in
 from tessera.learning.arrays import Ids
@@ -36,13 +37,15 @@ from tessera.protocols.secagg.phases import StageSum, StageSums
 from tessera.protocols.secagg.server import Server
 from tessera.protocols.stored import ByDigest, Inner, Kept, Owner
 from tessera.rounds import encode, schemes, select
+from tessera.rounds.clipped_vector import within_bound
 from tessera.rounds.delivery import SentModel
 from tessera.rounds.encode import RoundResult
 from tessera.rounds.farewell import farewells
 from tessera.rounds.ideal import IdealServer, TrustedParty, opened_ids, posted
 from tessera.rounds.messages import Download, UnionOpened
+from tessera.rounds.noisy_sum import noisy_total
 from tessera.rounds.plan import UNION, Plan
-from tessera.rounds.root import draw_root
+from tessera.rounds.root import StoredRoot, draw_root
 
 Sum = Annotated[Server | PlainServer | IdealServer, Inner("sum")]
 MaybeUnion = Annotated[Kept[UnionOpened] | None, wire.Maybe(ByDigest(UnionOpened))]
@@ -53,6 +56,7 @@ MaybeUnion = Annotated[Kept[UnionOpened] | None, wire.Maybe(ByDigest(UnionOpened
 class SummingUnion:
     """Carries the union's sum."""
 
+    root: StoredRoot = field(repr=False)
     sum: Sum
 
 
@@ -64,6 +68,7 @@ class SummingUpdate:
     `residual` counts the ids that the union's encoding could not give back.
     """
 
+    root: StoredRoot = field(repr=False)
     sum: Sum
     union: MaybeUnion
     residual: Annotated[int, wire.VARINT]
@@ -72,7 +77,7 @@ class SummingUpdate:
 @wire.record(tag=0x02A2)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSummed:
-    """The sums are opened; their means are `result`."""
+    """The sums are opened; their means are `result`. The noise of a server is in the last."""
 
     sums: StageSums = field(repr=False)
     union: MaybeUnion
@@ -119,22 +124,30 @@ class ServerRound(Coordinator):
     ) -> None:
         owner = self._hold(plan, round_id, cohort, dense, tables, derived, identity)
         total: Server | PlainServer
+        root = draw_root(entropy, plan, round_id, SERVER)
         if schemes.of(plan).masks:
             params = plan.secagg(round_id)
-            root = draw_root(entropy, plan, round_id, SERVER)
             total = Server(params, self.invited, entropy=root, identity=identity, sent=self._sent)
         else:
-            total = PlainServer(plan.stages[0], round_id, self.invited, needed=plan.least_survivors)
-        self._begin(owner, self._first(total))
+            total = PlainServer(
+                plan.stages[0],
+                round_id,
+                self.invited,
+                needed=plan.least_survivors,
+                cut=within_bound(plan),
+            )
+        self._begin(owner, self._first(root, total))
 
-    def _first(self, total: Server | PlainServer | IdealServer) -> SummingUnion | SummingUpdate:
+    def _first(
+        self, root: RootedEntropy, total: Server | PlainServer | IdealServer
+    ) -> SummingUnion | SummingUpdate:
         if self.plan.has_union:
-            return SummingUnion(sum=total)
-        return SummingUpdate(sum=total, union=None, residual=0)
+            return SummingUnion(root=root, sum=total)
+        return SummingUpdate(root=root, sum=total, union=None, residual=0)
 
     def in_memory(self, party: TrustedParty) -> None:
         """Carry the ideal sum instead of the plan's; before the start."""
-        self.state = self._first(IdealServer(party))
+        self.state = self._first(self.state.root, IdealServer(party))
 
     @classmethod
     def wake(
@@ -192,6 +205,7 @@ class ServerRound(Coordinator):
             self.round_id,
             invited,
             needed=plan.least_survivors,
+            cut=within_bound(plan),
         )
 
     # --- where the round stands -----------------------------------------------------------------
@@ -259,7 +273,7 @@ class ServerRound(Coordinator):
         opened = total.sums[UNION]
         ids, residual = opened_ids(plan, self.round_id, total)
         union = Kept.of(select.opened_union(plan, self.round_id, ids))
-        following = SummingUpdate(sum=total, union=union, residual=residual)
+        following = SummingUpdate(root=state.root, sum=total, union=union, residual=residual)
         found = select.union_rows(plan, union.message, self._derived)
         rows = {plan.table_id(name): len(ids) for name, ids in found.items()}
         self._united = (union, found)
@@ -278,7 +292,11 @@ class ServerRound(Coordinator):
             out = [*self._whole_model(), *out]
         if total.phase != "done":
             return state, out
-        return RoundSummed(sums=total.sums, union=state.union, residual=state.residual), out
+        # Before anybody looks at it: what follows from the sum follows from noisy words only.
+        noise = state.root.secret(Label.SUM_NOISE)
+        opened = noisy_total(self.plan, total.sums[-1], noise, self.round_id)
+        sums = (*total.sums[:-1], opened)
+        return RoundSummed(sums=sums, union=state.union, residual=state.residual), out
 
     def _aborted(self, error: RoundAborted) -> RoundStopped:
         return RoundStopped(

@@ -190,9 +190,9 @@ class DPPlan:
     counts: float = 0.0
     """Length that one example's count has in the clipped vector; 0: none is sent.
 
-    With "shares" and "each". Without counts every client weighs 1 in every row, and sums are
-    divided by the number of clients. With them a delta weighs its examples, up to max_count in
-    [update], and the sum is divided by the noisy sum of counts.
+    Not with "local". Without counts every client weighs 1 in every row, and sums are divided by the
+    number of clients, or of those that asked for the row. With them a delta weighs its examples, up
+    to max_count in [update], and the sum is divided by the noisy sum of counts.
     """
     drawn: Drawn = Drawn.SUBJECTS
     """Unit subject: whether "subjects" are drawn or "records".
@@ -287,12 +287,12 @@ class DPPlan:
                 f"corrupt = {self.corrupt} with trust = {trust!r}: no client's share counts",
                 hint='leave it out, or use trust = "shares"',
             )
+        if self.counts and not self.on_integers:
+            raise ConfigError(
+                f"counts = {self.counts:g} with trust = {trust!r}",
+                hint='leave it out, or use trust = "server", "shares" or "each"',
+            )
         if not self.trust.in_the_sum:
-            if self.counts:
-                raise ConfigError(
-                    f"counts = {self.counts:g} with trust = {trust!r}",
-                    hint='leave it out, or use trust = "shares" or "each"',
-                )
             return
         if self.unit == "item":
             raise ConfigError(
@@ -446,6 +446,11 @@ class DPPlan:
     @property
     def protects(self) -> Unit:
         return Unit(self.unit)
+
+    @property
+    def on_integers(self) -> bool:
+        """Whether clients send one clipped vector of integers, whose sum has integer noise."""
+        return self.trust is not NoiseFrom.LOCAL and self.printed is Printed.NONE
 
     @property
     def by_batches(self) -> bool:

@@ -275,7 +275,7 @@ class Plan:
     @property
     def counts_rows(self) -> bool:
         """Whether a whole model, or a list of rows, carries a count for each of its rows."""
-        if self.dp is not None and self.dp.trust.in_the_sum:
+        if self.dp is not None and self.dp.on_integers:
             return not self.by_rows and self.dp.counts > 0.0
         return not self.by_rows and self.update.average is Average.ROWS
 
@@ -345,11 +345,12 @@ class Plan:
 
     @cached_property
     def noisy_vector(self) -> NoisyVector | None:
-        """The integers that a client sends; None where noise is not added inside the sum."""
+        """The integers that a client sends; None where their sum has no integer noise."""
         dp = self.dp
-        if dp is None or not dp.trust.in_the_sum:
+        if dp is None or not dp.on_integers:
             return None
         shares = dp.trust is NoiseFrom.SHARES
+        servers = 2 if dp.trust is NoiseFrom.EACH else 1
         return NoisyVector(
             words=self._whole_length,
             clients=self.most_clients,
@@ -357,7 +358,7 @@ class Plan:
             top=self.quantizer.top,
             noise=dp.noise,
             sources=max(1, self.least_survivors - self.corrupt_shares) if shares else 1,
-            most_sources=self.cohort if shares else 2,
+            most_sources=self.cohort if shares else servers,
             counts=dp.counts,
         )
 
