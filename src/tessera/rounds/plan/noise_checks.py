@@ -130,9 +130,9 @@ def check_noise_in_sums(plan: Plan, dp: DPPlan) -> None:
         _check_index(plan)
     if dp.participation and plan.counts_rows:
         raise ConfigError(
-            f'[dp] participation = {dp.participation:g} with average = "rows": sums are divided '
-            "by the number of clients that is expected, and not by counts",
-            hint='use average = "examples" in [update], and leave counts out of [dp]',
+            f"[dp] participation = {dp.participation:g} with counts = {dp.counts:g}: sums are "
+            "divided by the number of clients that is expected, and not by counts",
+            hint="leave counts out of [dp]",
         )
     if dp.trust is NoiseFrom.SHARES:
         _check_shares(plan, dp)
