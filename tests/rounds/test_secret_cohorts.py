@@ -163,7 +163,7 @@ def test_what_shows_the_cohort_is_refused(scheme, section, more, said) -> None:
 
 def test_counts_by_row_and_services_are_refused() -> None:
     plan = planned("fedavg", SERVER)
-    with pytest.raises(ConfigError, match="with counts = 0.01"):
+    with pytest.raises(ConfigError, match=r"with counts = 0\.01"):
         replace(plan, update=UpdatePlan(max_count=20), dp=replace(SERVER, counts=0.01))
     assert not replace(plan, update=UpdatePlan(average="rows")).counts_rows  # none are sent
     with pytest.raises(ConfigError, match="would have to be charged, too"):
