@@ -207,7 +207,7 @@ def named_or_not(plan: Plan) -> str:
     if not plan.grouped:
         return f"{NAMED}."
     return (
-        f'level = "groups", {plan.privacy.group_size} clients each: '
+        f'level = "groups": in groups of {plan.privacy.group_size} '
         f"{in_words(plan.promise.bound())}, over any number of rounds; {COMING_AND_GOING}."
     )
 
