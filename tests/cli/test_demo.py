@@ -49,6 +49,8 @@ def test_schemes_a_person_and_sizes_are_on_the_terminal_and_on_the_page(
     assert "plan.toml" not in page
 
     assert_conditions(captured.out, page)
+    report = html.unescape(Path("runs/demo/secure-submodel/report.html").read_text())
+    assert in_words(1 / 5) in report and "With 0, 2, 5 members that work with the server" in report
     assert_like_the_readme(captured.out)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tessera.privacy.bound import in_words
+from tessera.privacy.bound import KNOWN_ROW, in_words
 from tessera.privacy.exposure import epsilon_longitudinal, epsilon_per_round
 from tessera.report import charts
 from tessera.report.figures import RunFigures
@@ -84,7 +84,10 @@ def privacy(runs: Sequence[RunFigures]) -> list[Content]:
             f"{whose} meet in fixed groups. Everybody in a group fetches all rows of its union, "
             "and union and sums open over the whole group or not at all. Over all rounds "
         )
-        content.append(tag("p", text, tag("b", in_words(run.naming_bound)), "."))
+        corrupt = run.plan.promise.corrupt_in_words()
+        known = KNOWN_ROW.replace("`", "")
+        bound = tag("b", in_words(run.naming_bound))
+        content.append(tag("p", text, bound, f". {corrupt} {known[0].upper()}{known[1:]}."))
     silent = dict.fromkeys(r.label for r in plain if r.plan.dp is None)
     if silent:
         names = enumeration(list(silent))
