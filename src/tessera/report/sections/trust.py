@@ -18,12 +18,14 @@ PRESETS: Final = (
     "nothing is opened unless all of a group are there."
 )
 
-NOT_COVERED_BY_EPSILON: Final[Sequence[str]] = (
-    "The union itself is released exactly. ε is about one row of one client, given that union: "
-    "whether a row that only one person touches is in the union is not hidden.",
-    "A person has no finite ε. A client holds many rows, and what the answers about them reveal "
-    "adds up.",
-    "Periods add up: each period has new permanent responses, and spends its own ε.",
+NOT_COVERED_BY_GROUPS_OR_ANSWERS: Final[Sequence[str]] = (
+    "The union itself is released exactly: whether a row that only one person touches is in it is "
+    "not hidden.",
+    "Whoever knows one row of a member of a fixed group, or how many examples it has, can tell it "
+    "from the others: rows of one client are linked by their values.",
+    "Where answers are randomised (cpp2 to cpp4) their ε is about one row of one client, given the "
+    "union. A person has no finite ε: what the answers about many rows reveal adds up, and so do "
+    "periods, each of which has new permanent responses.",
     "A row of a derived table (a category) has less protection than a row of its parent (an item): "
     "the answers about all items of the category depend on it.",
 )
@@ -59,7 +61,7 @@ def not_covered(names: Sequence[str]) -> list[str]:
     found: list[str] = []
     entries = [schemes.named(name) for name in dict.fromkeys(names)]
     if any(entry.randomises for entry in entries):
-        found += NOT_COVERED_BY_EPSILON
+        found += NOT_COVERED_BY_GROUPS_OR_ANSWERS
     if any(entry.two_servers for entry in entries):
         found += NOT_COVERED_BY_TWO_SERVERS
     if any(entry.hides for entry in entries):
