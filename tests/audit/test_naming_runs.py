@@ -17,10 +17,9 @@ import pytest
 from audit import runs
 from tessera.audit.finding import Finding, Verdict, corrected
 from tessera.audit.flips import Flips
+from tessera.audit.guesses import BEST_GUESS, CONFIDENT_GUESS
 from tessera.audit.naming import (
     ATTACKS,
-    BEST_GUESS,
-    CONFIDENT_GUESS,
     COUNTS,
     LINKS,
     MOVEMENT,

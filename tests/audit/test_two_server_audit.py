@@ -13,8 +13,9 @@ from audit import runs
 from rounds.population import federation, plan
 from tessera.audit import two_server
 from tessera.audit.finding import Finding, Verdict
+from tessera.audit.guesses import BEST_GUESS
 from tessera.audit.key_periods import ABSENT, REKEYED
-from tessera.audit.naming import BEST_GUESS, LINKS, PARTICIPATION
+from tessera.audit.naming import LINKS, PARTICIPATION
 from tessera.audit.record import Record
 from tessera.audit.suite import report
 from tessera.audit.two_server_view import helper_view, leader_view

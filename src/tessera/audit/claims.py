@@ -10,7 +10,7 @@ Everywhere else nothing is claimed.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -53,8 +53,23 @@ class Claims:
         cls, plan: Plan, circle: Circle, meetings: Sequence[Meeting], *, curious_clients: int = 0
     ) -> Claims:
         """B, for the holders in the group that a client met first; it is to meet no other."""
-        bound, first = np.ones(circle.truth.shape), _first_groups(meetings)
-        for group in {first[c] for c in circle.clients}:
+        first = _first_groups(meetings)
+        return cls.by_bound(
+            plan, circle, {first[c] for c in circle.clients}, curious_clients=curious_clients
+        )
+
+    @classmethod
+    def by_bound(
+        cls,
+        plan: Plan,
+        circle: Circle,
+        groups: Iterable[Collection[ClientId]],
+        *,
+        curious_clients: int = 0,
+    ) -> Claims:
+        """B, for a row's holders in each of these groups."""
+        bound = np.ones(circle.truth.shape)
+        for group in groups:
             here = [i for i, c in enumerate(circle.clients) if c in group]
             held = np.maximum(circle.truth[:, here].sum(axis=1), 1)
             by_holders = {

@@ -3,7 +3,8 @@
 Event 1: one member is left in the sum and holds the row, so that its update is known, and whose it
 is. Event 2: the count is zero, so that all remaining members named a row they do not hold. Niu et
 al. 2020, section 5.1 and Theorem 5.5. Both are counted over rows that a client which named rows
-holds; decoys, which no client holds, are not counted.
+holds; decoys, which no client holds, are not counted. Nor is a zero whose group has a holder, which
+trained on no example of the row in this round.
 """
 
 from __future__ import annotations
@@ -38,10 +39,13 @@ class Events:
         named = sorted(view.revealed)
         holders = view.among(self.truth, named).sum(axis=0)
         held = holders > 0
-        left = view.among(view.members, view.survivors).sum(axis=0)
-        count = view.count
+        members = view.among(view.members, view.survivors)
+        left, count = members.sum(axis=0), view.count
+        # A member that holds the row may have trained on no example of it (drawn others, or more
+        # rows than it may use): then the count says of it what is not so, and gives nothing away.
+        lacking = ~(members & view.among(self.truth, view.survivors)).any(axis=0)
         first = (left == 1) & (count > 0)
-        second = (left >= 1) & (count == 0)
+        second = (left >= 1) & (count == 0) & lacking
         self._holders.add(len(named), holders)
         self._present += len(named)
         self._gone += len(set(named) - set(view.survivors))

@@ -20,9 +20,8 @@ the few who are named for certain. Prior numbers of holders are the true ones, a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -30,15 +29,16 @@ import numpy as np
 from tessera.audit import evidence
 from tessera.audit.claims import BY_LOT, Claims, has_level
 from tessera.audit.evidence import Circle, circles
-from tessera.audit.finding import ClusteredTrials, Finding
+from tessera.audit.finding import Finding
+from tessera.audit.guesses import BY_BOUND, CLIENT, GuessTrials
 from tessera.audit.links import Indices, common_holders
 from tessera.audit.record import RoundView, Truth
-from tessera.audit.transcript import Bits, Meeting, Transcript
+from tessera.audit.transcript import Meeting, Transcript
 from tessera.audit.two_server import EITHER
 from tessera.audit.two_server_view import TwoServerView
 from tessera.ids import SERVER, ClientId
 from tessera.learning.arrays import Ids
-from tessera.privacy.naming import CONFIDENT, DIGITS, NAMED, Floats, best_guesses
+from tessera.privacy.naming import Floats
 from tessera.rounds import schemes
 from tessera.rounds.plan import Plan
 from tessera.rounds.schemes import Rows
@@ -48,10 +48,6 @@ PARTICIPATION: Final = "participation"
 MOVEMENT: Final = "movement"
 LINKS: Final = "linked rows"
 ATTACKS: Final = (COUNTS, PARTICIPATION, MOVEMENT, LINKS)
-BEST_GUESS: Final = "best guess at a row's holder"
-CONFIDENT_GUESS: Final = "the most confident 1 %"
-CLIENT: Final = "client"
-BY_BOUND: Final = "Claimed is the naming bound B: all members of a group look the same"
 BY_ANSWERS: Final = "Claimed is what follows from the answers alone; with the sums B = 1, named"
 BY_NOTHING: Final = "Nothing makes two clients look the same: B = 1, named"
 MEANINGS: Final = {
@@ -60,88 +56,6 @@ MEANINGS: Final = {
     MOVEMENT: "one client that names every row gets their groups, and sees which rows changed",
     LINKS: "rows whose deltas are collinear have one holder, in the group of each of them",
 }
-
-
-@dataclass(slots=True)
-class _Guesses:
-    """Best guesses of one attack over all circles."""
-
-    confidence: list[Floats] = field(default_factory=list)
-    right: list[Bits] = field(default_factory=list)
-    clients: list[Indices] = field(default_factory=list)
-    mean: list[Floats] = field(default_factory=list)  # claims, of each pair
-    most: list[Floats] = field(default_factory=list)  # of each guess
-    chance: list[Floats] = field(default_factory=list)
-    named: int = 0
-    named_right: int = 0
-
-    def add(self, circle: Circle, holds: Floats, claims: Claims, rng: np.random.Generator) -> None:
-        found = best_guesses(holds, circle.truth, rng)
-        ids = np.array([int(c) for c in circle.clients], dtype=np.intp)
-        self.confidence.append(found.confidence)
-        self.right.append(found.right)
-        self.clients.append(ids[found.clients])
-        self.mean.append(claims.mean[circle.truth])
-        self.most.append(claims.most[found.rows, found.clients])
-        held = circle.truth.sum(axis=1)
-        self.chance.append(held[found.rows] / len(circle.clients))
-        named = holds > NAMED
-        self.named += int(named.sum())
-        self.named_right += int((named & circle.truth).sum())
-
-    def findings(self, name: str, attacker: str, *, spread: float, claim: str) -> Iterator[Finding]:
-        if not self.right:
-            nothing = ClusteredTrials()
-            for what in (BEST_GUESS, CONFIDENT_GUESS):
-                yield nothing.finding(f"{name}: {what}", claimed=1.0, meaning=MEANINGS[name])
-            return
-        right, clients = np.concatenate(self.right), np.concatenate(self.clients)
-        most = np.concatenate(self.most)
-        mean, chance = float(np.concatenate(self.mean).mean()), np.concatenate(self.chance)
-        whole = self._trials(right, clients).finding(
-            f"{name}: {BEST_GUESS}",
-            claimed=_rounded(mean),
-            meaning=self._meaning(name, len(right), claim),
-            spread=spread if mean < 1.0 else 0.0,
-            chance=float(chance.mean()),
-        )
-        yield replace(whole, attacker=attacker, kind=name)
-        at = self._surest(most)
-        claimed = float(most[at].mean()) if at.size else 1.0
-        few = self._trials(right[at], clients[at]).finding(
-            f"{name}: {CONFIDENT_GUESS}",
-            claimed=_rounded(claimed),
-            meaning=self._meaning(name, len(right), claim),
-            chance=float(chance[at].mean()) if at.size else math.nan,
-        )
-        yield replace(few, attacker=attacker, kind=name)
-
-    def _surest(self, most: Floats) -> Indices:
-        """The most confident guesses; those that everybody's holding makes certain are left out."""
-        confidence = np.concatenate(self.confidence).round(DIGITS)
-        lot = np.random.default_rng(19).random(len(confidence))
-        order = np.lexsort((lot, -confidence))
-        if (most < 1.0).any():
-            order = order[most[order] < 1.0]
-        return order[: math.ceil(CONFIDENT * len(order))]
-
-    def _meaning(self, name: str, pairs: int, claim: str) -> str:
-        text = f"{MEANINGS[name]}. Of {pairs:,} pairs of a row and a holder "
-        if self.named:
-            right, part = self.named_right / self.named, self.named_right / pairs
-            text += f"{part:.1%} are named (above {NAMED:.0%} sure), {right:.1%} of these rightly"
-        else:
-            text += "none is named"
-        return f"{text}. {claim}"
-
-    @staticmethod
-    def _trials(right: Bits, clients: Indices) -> ClusteredTrials:
-        """Guesses at one client may be right or wrong together."""
-        trials = ClusteredTrials()
-        for client in np.unique(clients):
-            here = right[clients == client]
-            trials.add(int(client), int(here.sum()), len(here))
-        return trials
 
 
 @dataclass(slots=True)
@@ -182,7 +96,7 @@ class NamingAttacks:
     def findings(self) -> list[Finding]:
         plan, found = self.plan, self._circles()
         two = schemes.of(plan).two_servers
-        guesses = {name: _Guesses() for name in self._tried}
+        guesses = {name: GuessTrials() for name in self._tried}
         for number, circle in enumerate(found):
             meetings = _of(circle, self.transcript.meetings)
             for name, (seen, holds, claims) in self._attack(circle, meetings).items():
@@ -196,6 +110,7 @@ class NamingAttacks:
             for finding in each.findings(
                 name,
                 CLIENT if name == MOVEMENT else server,
+                meaning=MEANINGS[name],
                 spread=BY_LOT if self._claim_of(name) == BY_ANSWERS else 0.0,
                 claim=self._claim_of(name),
             )
@@ -275,8 +190,3 @@ def _clusters(circle: Circle, meetings: Sequence[Meeting]) -> Iterator[tuple[Ind
                 alike = together[counts[together] == count]
                 if 1 < len(alike) < len(together):
                     yield alike, who[active[:, alike].all(axis=1)]
-
-
-def _rounded(claim: float) -> float:
-    """A claim of nearly 1 claims nothing."""
-    return 1.0 if claim > 0.9995 else claim

@@ -76,6 +76,7 @@ class RoundView:
     sums: tuple[StageSum, ...] = field(repr=False)
     inputs: tuple[MaskedInput, ...] = field(repr=False)
     shares: tuple[RevealedShares, ...] = field(repr=False)
+    downloads: Mapping[ClientId, Download] = field(repr=False)  # who was sent which model
 
     @property
     def period(self) -> int:
@@ -340,7 +341,8 @@ def replayed(plan: Plan, round_id: RoundId, seen: list[tuple[ViewEntry, Any]]) -
             server.close_phase()  # the last sum is opened without a message
         except RoundAborted:
             pass  # as it was aborted then
-    return _view(plan, round_id, roster, server, union, revealed, [m for _, m in seen])
+    messages = [m for _, m in seen]
+    return _view(plan, round_id, roster, server, union, revealed, downloads, messages)
 
 
 def _view(
@@ -350,6 +352,7 @@ def _view(
     server: Server,
     union: UnionOpened | None,
     revealed: Mapping[ClientId, RevealedSet],
+    downloads: Mapping[ClientId, Download],
     messages: list[Any],
 ) -> RoundView:
     ids = {} if union is None else dict(union.tables)
@@ -390,6 +393,7 @@ def _view(
         sums=sums,
         inputs=tuple(m for m in messages if isinstance(m, MaskedInput)),
         shares=tuple(m for m in messages if isinstance(m, RevealedShares)),
+        downloads=downloads,
     )
 
 

@@ -32,6 +32,7 @@ from tessera.audit.selected import OpenSelections, selected_places
 from tessera.audit.two_server import TwoServerAttacks
 from tessera.audit.two_server_view import helper_view, leader_view
 from tessera.audit.unmasking import KeptShares, LoneRows
+from tessera.audit.values import ValueAttacks
 from tessera.engines.runs import RunFolder
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
@@ -67,6 +68,7 @@ def attacks(record: Record) -> list[Attack]:
         return [NamingAttacks(plan, truth)]
     return [
         NamingAttacks(plan, truth),
+        *_on_values(record),
         Intersection(plan, truth),
         Intersection(plan, truth, whole_run=True),
         LateDropouts(plan, truth),
@@ -77,6 +79,12 @@ def attacks(record: Record) -> list[Attack]:
         LoneRows(plan, truth),
         Flips(plan, truth),
     ]
+
+
+def _on_values(record: Record) -> list[Attack]:
+    """Of fixed groups: what the values of opened rows say."""
+    plan = record.plan
+    return [ValueAttacks(plan.group_plan, record.truth)] if plan.grouped else []
 
 
 def run(record: Record) -> list[Finding]:

@@ -18,7 +18,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from tessera.audit.finding import LEVEL, Finding, FindingUnit, Verdict
-from tessera.audit.naming import CLIENT
+from tessera.audit.guesses import CLIENT
 from tessera.audit.suite import audited
 from tessera.audit.two_server_view import HELPER, LEADER
 from tessera.cli.format import AsJson, figures_table

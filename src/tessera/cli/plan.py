@@ -30,7 +30,7 @@ from tessera.engines.calibration import round_seconds
 from tessera.engines.description import describe_two_server
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
-from tessera.privacy import exposure
+from tessera.privacy import exposure, known_rows
 from tessera.privacy.bound import COMING_AND_GOING, NAMED, in_words
 from tessera.privacy.guarantee import INDEX_SCOPE, json_number
 from tessera.report.numbers import percent, share, size
@@ -373,6 +373,7 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
     if entry.hides and plan.roots and not dp.covers_rows(plan):
         if plan.grouped:
             yield in_words(plan.promise.bound())
+            yield known_rows.in_words(plan.task.name, _model_of(plan))
         yield COMING_AND_GOING if plan.grouped else NAMED
     if plan.listed and plan.privacy.grouped:
         rows = dp.section(plan).rows.value
@@ -385,6 +386,15 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
             f"more may drop out ({percent(forecast.dropout)}) than the plan tolerates "
             f"({percent(plan.security.dropout)}): such rounds are aborted"
         )
+
+
+def _model_of(plan: Plan) -> str:
+    """The name of the task's model, "" where it has none."""
+    from tessera import tasks
+
+    if not plan.task.name:
+        return ""
+    return str({**tasks.known(plan.task.name).options, **plan.task.options}.get("model", ""))
 
 
 def example_of(scheme: str) -> str:

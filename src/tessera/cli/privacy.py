@@ -27,7 +27,7 @@ from tessera.cli.format import (
     parse_number,
 )
 from tessera.errors import ConfigError
-from tessera.privacy import exposure
+from tessera.privacy import exposure, known_rows
 from tessera.privacy.bound import Promise
 from tessera.privacy.exposure import LATER, TAOBAO, Cohort
 from tessera.privacy.guarantee import INDEX_SCOPE, OF_THE_ANSWERS, json_number
@@ -415,6 +415,8 @@ def show(reports: Mapping[str, dict[str, Any]], cohort: Cohort, *, rounds: int) 
     if len(reports) == 1:
         (report,) = reports.values()
         console.print(f"\n{named(report['naming'], rounds)}")
+        if grouped:
+            console.print(f"\nBut {known_rows.all_in_words()}.")
 
 
 def in_group(report: Mapping[str, Any]) -> bool:

@@ -1,0 +1,547 @@
+"""Values: whose a row is, from what the opened sums of a fixed group say about its value.
+
+The change of an item's row over the change of its bias is the gradient of the logit by that row:
+the holder's own row (its user's embedding), and what the model adds, which is nearly the same for
+all rows and is taken off as their median. A model without biases shows the direction alone. So
+every row that one member holds carries that member's *factor*, and rows with equal factors have one
+holder. Four attacks use it:
+
+- *public first rows*, by the server or a curious member (from two downloads): the factor is nearest
+  to the own row that one of the members would have begun with, if that followed from the plan's
+  seed or a number of the member;
+- *moves over failed rounds*, by a server that is late, or lies about it: whoever was not sent a
+  model in rounds that failed has trained less, if training in a failed round lasts;
+- *one known row* and *a known number of examples*: who knows either of a member links its other
+  rows. B does not hold against those who know something already; how far they come is measured.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.audit.claims import Claims
+from tessera.audit.draws import explained
+from tessera.audit.evidence import Circle
+from tessera.audit.finding import ClusteredTrials, Finding, average
+from tessera.audit.guesses import BEST_GUESS, BY_BOUND, CLIENT, GuessTrials
+from tessera.audit.record import RoundView, Truth
+from tessera.audit.transcript import Bits, Clients
+from tessera.ids import SERVER, ClientId
+from tessera.learning.arrays import Ids
+from tessera.learning.averaging import TableMean
+from tessera.learning.quantize import signed
+from tessera.privacy.naming import Floats
+from tessera.rounds.plan import Plan, TablePlan
+
+Counts = npt.NDArray[np.int64]
+AnyFloats = npt.NDArray[np.floating[Any]]
+
+FIRST_ROWS: Final = "public first rows"
+TWO_DOWNLOADS: Final = "public first rows, from two downloads"
+DRAWS: Final = "counts against public draws"
+FAILED_ROUNDS: Final = "moves over failed rounds"
+KNOWN_ROW: Final = "one known row"
+KNOWN_EXAMPLES: Final = "a known number of examples"
+LINKED: Final = "the member's other rows that are linked"
+RIGHTLY: Final = "a linked row is the member's"
+
+FEWEST: Final = 10
+MOST: Final = 200
+"""Rows of the members whose rows are linked: one is known, and some are to be found."""
+KNOWN_EACH: Final = 3
+"""Known rows that are tried per member."""
+OUTLIERS: Final = 6.0
+"""Factors are cut at so many medians of their size: a bias that hardly moved divides by nothing."""
+SURE: Final = 50.0
+"""Steps of the quantiser above which a row's factor is as sure as any."""
+STARTS: Final = 8
+PASSES: Final = 30
+"""Of the clustering: beginnings by chance, and passes from each."""
+
+
+class Knowledge(Protocol):
+    """What an attacker has beside the transcript."""
+
+    def first_rows(self, clients: Sequence[ClientId], width: int) -> list[Floats]:
+        """The clients' own rows as they would begin, by each way to guess them; maybe none."""
+
+    def drawn(self, round_id: int, client: ClientId, count: int) -> Counts:
+        """The places of the examples that a client with so many would train on in a round."""
+
+    @property
+    def examples(self) -> Mapping[ClientId, int]:
+        """How many examples a client has; nothing where nobody can say."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedRows:
+    """An opened sum of a fixed group: of each row a vector that is its holder's alone.
+
+    `surety` is how many steps of the quantiser a factor rests on, 0 for rows that did not move;
+    `targets` in how many examples a row is the target (or, without biases, is involved at all).
+    """
+
+    round_id: int
+    members: Clients
+    rows: Ids = field(repr=False)
+    factors: Floats = field(repr=False)  # (rows, width)
+    surety: Floats = field(repr=False)
+    targets: Counts = field(repr=False)
+    directions: bool = False  # of factors, which are then known up to their sign
+
+    @classmethod
+    def of_means(
+        cls,
+        round_id: int,
+        members: Clients,
+        moves: TableMean,
+        biases: TableMean | None,
+        *,
+        step: float,
+    ) -> Self:
+        """`step`: of the quantiser."""
+        by = moves if biases is None else biases
+        factors, size = factors_of(moves.mean, None if biases is None else biases.mean[:, 0])
+        surety = np.where(by.counts > 0, size * by.counts / step, 0.0)
+        alone = biases is None
+        targets = by.counts.astype(np.int64)
+        return cls(round_id, members, moves.ids, factors, surety, targets, alone)
+
+    @classmethod
+    def of_view(cls, view: RoundView, root: TablePlan) -> Self | None:
+        """Of a recorded round, for the rows of one table; None if the sum was not opened."""
+        if not view.finished:
+            return None
+        plan, bias, total = view.plan, bias_of(view.plan, root), view.sums[-1]
+        part = total.tables.get(plan.table_id(root.name))
+        start = np.uint64(plan.offsets[root.name])
+        if part is None:
+            return None
+        inside = (view.opened >= start) & (view.opened < start + np.uint64(root.rows))
+
+        def mean(words: npt.NDArray[np.unsignedinteger]) -> TableMean:
+            counts = signed(words[:, -1], plan.ring)
+            summed = plan.quantizer.decode(words[:, :-1], plan.ring)
+            return TableMean(view.opened[inside], summed / np.maximum(counts, 1)[:, None], counts)
+
+        biases = None
+        if bias is not None:
+            # Of the same rows, one for one: the rows of both are places in one union.
+            own = total.tables.get(plan.table_id(bias.name))
+            if own is not None and np.array_equal(own.rows, part.rows):
+                biases = mean(own.words)
+        step = plan.quantizer.clip / plan.quantizer.top
+        return cls.of_means(int(view.round_id), view.survivors, mean(part.words), biases, step=step)
+
+    def at(self, rows: Ids) -> tuple[Floats, Floats]:
+        """Factors and surety of these rows, zeros where this sum has none."""
+        factors, surety = np.zeros((len(rows), self.factors.shape[1])), np.zeros(len(rows))
+        _, to, source = np.intersect1d(rows, self.rows, return_indices=True)
+        factors[to], surety[to] = self.factors[source], self.surety[source]
+        return factors, surety
+
+    def only(self, kept: Bits) -> OpenedRows:
+        """Some of the rows."""
+        return replace(
+            self,
+            rows=self.rows[kept],
+            factors=self.factors[kept],
+            surety=self.surety[kept],
+            targets=self.targets[kept],
+        )
+
+
+def bias_of(plan: Plan, root: TablePlan) -> TablePlan | None:
+    """The table with one number for each row of `root`, if the model has one."""
+    return next(
+        (
+            t
+            for t in plan.tables
+            if t.derived_from == root.name and t.width == 1 and t.rows == root.rows
+        ),
+        None,
+    )
+
+
+def factors_of(moves: AnyFloats, biases: AnyFloats | None) -> tuple[Floats, Floats]:
+    """(rows, width) factors and what they were divided by; zeros where that is nothing."""
+    moves = np.asarray(moves, dtype=np.float64)
+    by = np.linalg.norm(moves, axis=1) if biases is None else np.asarray(biases, dtype=np.float64)
+    there = np.abs(by) > 1e-12
+    factors = np.zeros(moves.shape)
+    factors[there] = moves[there] / by[there, None]
+    if there.any():
+        if biases is None:  # a direction, up to its sign
+            _, _, axes = np.linalg.svd(factors[there], full_matrices=False)
+            factors *= np.where(factors @ axes[0] < 0.0, -1.0, 1.0)[:, None]
+        else:
+            factors[there] -= np.median(factors[there], axis=0)
+            most = OUTLIERS * np.median(np.abs(factors[there]))
+            factors = np.clip(factors, -most, most)
+    return factors, np.abs(by)
+
+
+# --- clusters -------------------------------------------------------------------------------------
+
+
+def clusters(opened: Sequence[OpenedRows], count: int) -> tuple[Ids, Counts]:
+    """Rows that moved, and a label for each: as many clusters of equal factors as members.
+
+    Lloyd's algorithm over the factors of all rounds, each row by its surety; of several starts the
+    one of least cost.
+    """
+    moved = [one.rows[one.surety > 0.0] for one in opened]
+    rows = np.unique(np.concatenate([*moved, np.zeros(0, dtype=np.uint64)]))
+    if len(rows) <= count:
+        return rows, np.arange(len(rows))
+    parts = [one.at(rows) for one in opened]
+    points = np.concatenate([factors for factors, _ in parts], axis=1)
+    weights = np.minimum(np.sum([surety for _, surety in parts], axis=0), SURE)
+    rng, best, labels = np.random.default_rng(31), np.inf, np.zeros(len(rows), dtype=np.int64)
+    for _ in range(STARTS):
+        centres = _spread_out(points, weights, count, rng)
+        for _ in range(PASSES):
+            apart = _squares(points, centres)
+            nearest = apart.argmin(axis=1)
+            share = np.zeros((count, len(rows)))
+            share[nearest, np.arange(len(rows))] = weights
+            total = share.sum(axis=1, keepdims=True)
+            moved_to = np.where(total > 0.0, share @ points / np.maximum(total, 1e-12), centres)
+            if np.allclose(moved_to, centres):
+                break
+            centres = moved_to
+        cost = float((apart.min(axis=1) * weights).sum())
+        if cost < best:
+            best, labels = cost, nearest
+    return rows, labels
+
+
+def _spread_out(points: Floats, weights: Floats, count: int, rng: np.random.Generator) -> Floats:
+    """Centres to begin with, each far from those before (Arthur, Vassilvitskii 2007)."""
+    centres = points[[rng.choice(len(points), p=weights / weights.sum())]]
+    while len(centres) < count:
+        far = _squares(points, centres).min(axis=1) * weights + 1e-300
+        centres = np.vstack([centres, points[rng.choice(len(points), p=far / far.sum())]])
+    return centres
+
+
+def _squares(points: Floats, centres: Floats) -> Floats:
+    """Squared distances at [point, centre]."""
+    found: Floats = np.square(points).sum(axis=1)[:, None] - 2.0 * points @ centres.T
+    found += np.square(centres).sum(axis=1)
+    return np.maximum(found, 0.0)
+
+
+# --- attacks --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Group:
+    """What was seen of one group: sums that opened, and who had been sent a model in between."""
+
+    opened: list[OpenedRows] = field(default_factory=list)
+    trained: list[dict[ClientId, int]] = field(default_factory=list)  # in failed rounds before each
+    _waiting: dict[ClientId, int] = field(default_factory=lambda: defaultdict(int))
+
+    def failed(self, sent: Sequence[ClientId]) -> None:
+        for client in sent:
+            self._waiting[client] += 1
+
+    def add(self, one: OpenedRows) -> None:
+        self.opened.append(one)
+        self.trained.append(dict(self._waiting))
+        self._waiting.clear()
+
+
+@dataclass(slots=True)
+class ValueAttacks:
+    """Takes every opened sum of fixed groups, and attacks once all are there.
+
+    `rounds` go in by `take` where there is a record, or one by one by `add` and `failed`.
+    """
+
+    plan: Plan
+    truth: Truth = field(repr=False)
+    knowledge: Knowledge | None = field(default=None, repr=False)
+    groups: dict[Clients, _Group] = field(default_factory=dict, repr=False)
+    _downloads: dict[Clients, tuple[int, Ids, Floats, Floats | None]] = field(default_factory=dict)
+    _curious: dict[Clients, OpenedRows] = field(default_factory=dict, repr=False)
+
+    @property
+    def root(self) -> TablePlan | None:
+        """The table whose rows have factors: the first with more than one column."""
+        return next((t for t in self.plan.roots if t.width > 1), None)
+
+    def take(self, view: RoundView) -> None:
+        root = self.root
+        if root is None:
+            return
+        members = tuple(sorted(m.client for m in view.roster.members))
+        one = OpenedRows.of_view(view, root)
+        if one is None:
+            self.failed(members, tuple(view.downloads))
+            return
+        self.add(replace(one, members=members))
+        self._two_downloads(view, root, members)
+
+    def add(self, one: OpenedRows) -> None:
+        """A sum of a group that opened."""
+        self.groups.setdefault(one.members, _Group()).add(one)
+
+    def failed(self, members: Clients, sent: Sequence[ClientId]) -> None:
+        """A round of a group that did not open: who had been sent the model by then."""
+        self.groups.setdefault(members, _Group()).failed(sent)
+
+    def findings(self) -> list[Finding]:
+        return [
+            *self.first_rows().findings(
+                FIRST_ROWS,
+                SERVER,
+                meaning="a row's change over its bias's is nearest to the own row that a member "
+                "would begin with, if it followed from the plan's seed or the member's number",
+                claim=BY_BOUND,
+            ),
+            *self.first_rows(curious=True).findings(
+                TWO_DOWNLOADS,
+                CLIENT,
+                meaning="the same by one member of the group, from the rows that it was sent in "
+                "two of its rounds",
+                claim=BY_BOUND,
+            ),
+            *self.draws().findings(
+                DRAWS,
+                SERVER,
+                meaning="the rounds in which a row was trained are those in which one example of a "
+                "member would be drawn, if draws followed from the plan's seed, the round and the "
+                "member's number",
+                claim=BY_BOUND,
+            ),
+            self.failed_rounds(),
+            *self.known_row(),
+            self.known_examples(),
+        ]
+
+    # --- whose row it is ---
+
+    def first_rows(self, *, curious: bool = False) -> GuessTrials:
+        """Each group's first opened sum against the own rows that its members may begin with."""
+        found = GuessTrials()
+        for number, (members, group) in enumerate(sorted(self.groups.items())):
+            seen = self._curious.get(members) if curious else next(iter(group.opened), None)
+            if seen is None or self.knowledge is None:
+                continue
+            truth = self._circle(seen, members).truth
+            # A row that the curious member holds is none to guess for it.
+            wanted = truth.any(axis=1) & ~(truth[:, 0] & curious)
+            seen = seen.only((seen.surety > 0.0) & wanted)
+            circle = self._circle(seen, members[int(curious) :])
+            guesses = self.knowledge.first_rows(circle.clients, seen.factors.shape[1])
+            if not guesses or not len(seen.rows):
+                continue
+            holds = max(
+                (_nearest(seen, first) for first in guesses),
+                key=lambda each: float(each.max(axis=1).mean()),
+            )
+            claims = Claims.by_bound(
+                self.plan, circle, [circle.clients], curious_clients=int(curious)
+            )
+            found.add(circle, holds, claims, np.random.default_rng([number, 29]))
+        return found
+
+    def draws(self) -> GuessTrials:
+        """Where clients train on some of their examples: which rows are trained in which round."""
+        found = GuessTrials()
+        most = 0 if self.plan.training is None else self.plan.training.examples
+        if not most or self.knowledge is None:
+            return found
+        for number, (members, group) in enumerate(sorted(self.groups.items())):
+            if not group.opened:
+                continue
+            rows = np.unique(np.concatenate([one.rows for one in group.opened]))
+            counts = np.zeros((len(group.opened), len(rows)), dtype=np.int64)
+            for at, one in enumerate(group.opened):
+                counts[at, np.searchsorted(rows, one.rows)] = one.targets
+            rounds = [one.round_id for one in group.opened]
+            holds = explained(rounds, members, counts, most, self.knowledge.drawn)
+            truth = np.array([np.isin(rows, self.truth[c]) for c in members]).T
+            kept = np.flatnonzero(truth.any(axis=1))
+            circle = Circle(members, truth[kept], kept)
+            claims = Claims.by_bound(self.plan, circle, [members])
+            found.add(circle, holds[kept], claims, np.random.default_rng([number, 41]))
+        return found
+
+    def failed_rounds(self) -> Finding:
+        """The rows that moved least between two sums, for those who trained least in between."""
+        trials, claimed = ClusteredTrials(), []
+        for members, group in sorted(self.groups.items()):
+            for before, after, trained in zip(
+                group.opened, group.opened[1:], group.trained[1:], strict=False
+            ):
+                often = [trained.get(c, 0) for c in members]
+                least = [c for c, k in zip(members, often, strict=True) if k == min(often)]
+                if len(least) == len(members):
+                    continue
+                rows, moved = _moved(before, after)
+                circle = self._circle(after.only(np.isin(after.rows, rows)), members)
+                count = round(len(rows) * len(least) / len(members))
+                rng = np.random.default_rng([before.round_id, after.round_id, int(members[0])])
+                for at in np.argsort(moved, kind="stable")[:count]:
+                    guess = least[int(rng.integers(len(least)))]
+                    right = circle.truth[at, members.index(guess)]
+                    trials.add(int(guess), int(right), 1)
+                    held = max(1, int(circle.truth[at].sum()))
+                    claimed.append(self.plan.promise.bound(holders=held))
+        finding = trials.finding(
+            f"{FAILED_ROUNDS}: {BEST_GUESS}",
+            claimed=float(np.mean(claimed)) if claimed else 1.0,
+            chance=float(np.mean(claimed)) if claimed else float("nan"),
+            meaning="the rows whose factors moved least between two opened sums belong to a member "
+            f"that was not sent the model in the failed rounds between them. {BY_BOUND}",
+        )
+        return replace(finding, kind=FAILED_ROUNDS)
+
+    # --- what prior knowledge adds ---
+
+    def known_row(self) -> Iterator[Finding]:
+        """Of members with 10 to 200 rows: who knows one of them links others by their factors."""
+        linked, right = [], []
+        for members, rows, labels, held in self._linked():
+            rng = np.random.default_rng([int(members[0]), 37])
+            for client in members:
+                mine = np.isin(rows, held[client])
+                if not FEWEST <= len(held[client]) <= MOST or not mine.any():
+                    continue
+                for known in rng.choice(np.flatnonzero(mine), KNOWN_EACH):
+                    others = labels == labels[known]
+                    others[known] = False
+                    hits = int((others & mine).sum())
+                    linked.append(hits / (len(held[client]) - 1))
+                    right.append(hits / int(others.sum()) if others.any() else float("nan"))
+        meaning = (
+            f"who knows one row of a member that has {FEWEST} to {MOST} takes those with the same "
+            f"factor for its, too. B = {self.plan.promise.bound():.0%} is for observers who know "
+            "no row; against this one nothing is claimed"
+        )
+        for what, values in ((LINKED, linked), (RIGHTLY, right)):
+            found = average(f"{KNOWN_ROW}: {what}", values, claimed=1.0, meaning=meaning)
+            yield replace(found, kind=KNOWN_ROW)
+
+    def known_examples(self) -> Finding:
+        """Who knows how many examples a member has takes the cluster with as many for its rows."""
+        linked = []
+        known = {} if self.knowledge is None else self.knowledge.examples
+        most = 0 if self.plan.training is None else self.plan.training.examples
+        for members, rows, labels, held in self._linked():
+            counts = np.zeros(len(rows))
+            first = self.groups[members].opened[0]
+            _, to, source = np.intersect1d(rows, first.rows, return_indices=True)
+            counts[to] = first.targets[source]
+            totals = np.bincount(labels, weights=counts, minlength=len(members))
+            for client in members:
+                if client not in known or not FEWEST <= len(held[client]) <= MOST:
+                    continue
+                due = min(known[client], most) if most else known[client]
+                taken = labels == int(np.argmin(np.abs(totals - due)))
+                linked.append(
+                    float((taken & np.isin(rows, held[client])).sum() / len(held[client]))
+                )
+        meaning = (
+            "who knows how many examples a member has takes the linked rows that stand for as many "
+            "for the member's. Nothing is claimed against it"
+        )
+        found = average(
+            f"{KNOWN_EXAMPLES}: the member's rows that are found",
+            linked,
+            claimed=1.0,
+            meaning=meaning,
+        )
+        return replace(found, kind=KNOWN_EXAMPLES)
+
+    def _linked(self) -> Iterator[tuple[Clients, Ids, Counts, Truth]]:
+        """Every group's rows by their factors, with the truth about its members."""
+        root = self.root
+        if root is None:
+            return
+        start = np.uint64(self.plan.offsets[root.name])
+        stop = start + np.uint64(root.rows)
+        for members, group in sorted(self.groups.items()):
+            if group.opened:
+                rows, labels = clusters(group.opened, len(members))
+                held = {c: self.truth[c] for c in members}
+                yield (
+                    members,
+                    rows,
+                    labels,
+                    {c: own[(own >= start) & (own < stop)] for c, own in held.items()},
+                )
+
+    # --- helpers ---
+
+    def _circle(self, one: OpenedRows, members: Clients) -> Circle:
+        truth = np.array([np.isin(one.rows, self.truth[c]) for c in members]).T
+        return Circle(members, truth.reshape(-1, len(members)), np.arange(len(one.rows)))
+
+    def _two_downloads(self, view: RoundView, root: TablePlan, members: Clients) -> None:
+        """What the group's first member sees of it: its rows now, and in its round before."""
+        me = members[0]
+        if members in self._curious or me not in view.downloads:
+            return
+        bias, dtype = bias_of(self.plan, root), self.plan.model.precision.dtype
+        start = np.uint64(self.plan.offsets[root.name])
+        inside = (view.union >= start) & (view.union < start + np.uint64(root.rows))
+        rows, tables = view.union[inside], view.downloads[me].tables
+
+        def values(t: TablePlan) -> Floats:
+            sent = np.frombuffer(tables[self.plan.table_id(t.name)], dtype=dtype)
+            return sent.astype(np.float64).reshape(-1, t.width)
+
+        now, now_biases = values(root), None if bias is None else values(bias)
+        if len(now) != len(rows) or (now_biases is not None and len(now_biases) != len(rows)):
+            return  # it was not sent the whole union
+        before = self._downloads.get(members)
+        self._downloads[members] = (int(view.round_id), rows, now, now_biases)
+        if before is None:
+            return
+        _, then_rows, then, then_biases = before
+        common, at, was = np.intersect1d(rows, then_rows, return_indices=True)
+        moves = now[at] - then[was]
+        by = None
+        if now_biases is not None and then_biases is not None:
+            by = (now_biases[at] - then_biases[was])[:, 0]
+        factors, size = factors_of(moves, by)
+        self._curious[members] = OpenedRows(
+            int(view.round_id),
+            members,
+            common,
+            factors,
+            size,
+            np.zeros(len(common), np.int64),
+            by is None,
+        )
+
+
+def _nearest(seen: OpenedRows, first: Floats) -> Floats:
+    """P(a member holds a row), by how near the row's factor is to the member's first row."""
+    if seen.directions:
+        along = seen.factors @ (first / np.linalg.norm(first, axis=1, keepdims=True)).T
+        apart = 2.0 - 2.0 * np.abs(along)
+    else:
+        apart = _squares(seen.factors, first - first.mean(axis=0))
+    scale = max(float(np.median(apart.min(axis=1))) / seen.factors.shape[1], 1e-12)
+    likely = np.exp(-(apart - apart.min(axis=1, keepdims=True)) / (2.0 * scale))
+    found: Floats = likely / likely.sum(axis=1, keepdims=True)
+    return found
+
+
+def _moved(before: OpenedRows, after: OpenedRows) -> tuple[Ids, Floats]:
+    """Rows of both sums, and how far each one's factor moved."""
+    known = before.rows[before.surety > 0.0]
+    rows = np.intersect1d(known, after.rows[after.surety > 0.0])
+    then, now = before.at(rows)[0], after.at(rows)[0]
+    return rows, np.square(now - then).sum(axis=1)
