@@ -233,6 +233,8 @@ def test_who_accepts_the_price_takes_part_and_goes_on_in_both(
     first: Path, data: Path, tmp_path: Path
 ) -> None:
     with Deployed(tmp_path / "second", data, federation="second", accepted=True) as lab:
+        price = lab.parties[ClientId(0)].local.periods.price
+        assert "6 of its 6 rows" in price and price.endswith("accepted: B = 1 for them")
         lab.run(1)
         assert trained(lab) == 1
     for folder, name in (("second", "second"), ("first", "first")):

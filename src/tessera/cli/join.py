@@ -16,6 +16,7 @@ from tessera.engines.deployment import Account, ClientMaker, open_clients, synth
 from tessera.engines.http.dialing import dial
 from tessera.engines.keyring import Keyring, folder_of
 from tessera.engines.logs import JsonLog
+from tessera.engines.offered_rows import OneGroup
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
 
@@ -69,6 +70,10 @@ def join(
         maker(packed, data, entropy),
         Account(home, accept_identification),
     )
+    for service in services:
+        periods = service.local.periods
+        if isinstance(periods, OneGroup) and periods.price:
+            typer.echo(f"warning: {periods.price}", err=True)
     with services[0].journal:
         party = f"client {client}" if client is not None else f"clients {clients}"
         members = list(zip(services, keyrings, strict=True))

@@ -189,17 +189,23 @@ class OneGroup:
     ) -> None:
         self._periods, self._store, self._plan, self._client = periods, store, plan, client
         self._names, self._directory, self._accepted = names, directory, accepted
+        self.price = ""
         self._recorded: set[tuple[bytes, HashedRows]] = set()
 
     # --- before a round -------------------------------------------------------------------------
 
     def check(self, rows: Mapping[str, Ids]) -> None:
-        """`AnotherGroup` for rows that were offered in another federation; nothing is stored."""
-        offer = self._store.offer(self._names, rows)
-        if self._accepted or not takes_exact_sums(self._plan):
+        """`AnotherGroup` for rows that were offered in another federation; nothing is stored.
+
+        Where that is accepted, `price` says it.
+        """
+        if not takes_exact_sums(self._plan):
             return
-        if flaw := self._store.flaw(offer, self._release(()), any_group=self._plan.grouped):
+        offer = self._store.offer(self._names, rows)
+        flaw = self._store.flaw(offer, self._release(()), any_group=self._plan.grouped)
+        if flaw and not self._accepted:
             raise AnotherGroup(f"client {self._client}: {flaw}", hint=HINT)
+        self.price = f"client {self._client}: {flaw}; accepted: B = 1 for them" if flaw else ""
 
     def begin_round(self, rows: Mapping[str, Ids]) -> None:
         """Before a round without fixed groups: there the sum is over whoever comes."""
