@@ -15,13 +15,16 @@ from engines import raters
 from tessera.api import simulate
 from tessera.audit.canaries import Guessing
 from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.ring import Ring
 from tessera.data.examples import LABEL, Examples
+from tessera.engines import noisy_statistics
 from tessera.engines.noisy_statistics import NoisyStatistic
-from tessera.engines.secure_statistics import sum_params
+from tessera.engines.secure_statistics import WORDS, sum_params
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.metrics import ClassMetric, ClickMetric, RatingMetric
+from tessera.learning.quantize import signed
 from tessera.privacy.accounting import epsilon as epsilon_of
 from tessera.privacy.events import THE_METRICS, THE_SETUP_SUM
 from tessera.privacy.guarantee import Adjacency, Observer
@@ -120,6 +123,33 @@ def test_the_account_is_not_below_that_of_the_integers_that_are_summed(trust):
         assert deviation >= LEAST_SHARE
         real = GaussianShares(deviation=deviation, shares=honest, moves=found.scale, words=2**20)
         assert real.concentrated <= claimed.concentrated * (1.0 + 1e-12)
+
+
+@pytest.mark.parametrize("trust", ["server", "each"])
+def test_a_liar_at_the_wrap_of_the_ring_learns_nothing_of_a_part(trust, monkeypatch):
+    """A sum that is centred before its noise jumps by the whole ring with the victim's part: 20 of
+    20. Of 20 with noise of 20 lengths 10.4 on average, 18 or more by chance once in 3,000."""
+    plan, wrap = planned(trust), 2**47 - 1
+    exact = NoisyStatistic._summed
+
+    def found(there: bool, seed: int) -> float:
+        def summed(self, members, part, group):
+            total, masked = exact(self, members, part, group)
+            return signed(WORDS.from_ints(total + np.array([wrap, 0, 0])), WORDS), masked
+
+        monkeypatch.setattr(NoisyStatistic, "_summed", summed)
+        given = statistic(plan, b"wrap %d" % seed, noise=20.0)
+        own = np.array([1.0 if there else 0.0, 0.0, 0.0])
+        return float(
+            given.over_cohort([ClientId(c) for c in range(4)], lambda c: own * (c == 1)).sum[0]
+        )
+
+    def right() -> int:
+        return sum((found(bool(s % 2), s) < 0) == bool(s % 2) for s in range(20))
+
+    assert 3 <= right() <= 17
+    monkeypatch.setattr(noisy_statistics, "WORDS", Ring(62))  # noise on sums that were centred
+    assert right() == 20
 
 
 def test_noise_that_is_too_narrow_is_refused():

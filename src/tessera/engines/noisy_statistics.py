@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy
-from tessera.crypto.noise import WIDEST, discrete_gaussian
+from tessera.crypto.noise import discrete_gaussian
 from tessera.crypto.prg import Label, Stream, uniform
 from tessera.engines.secure_statistics import WORDS, secure_sum, sum_params
 from tessera.errors import ConfigError
@@ -42,6 +42,8 @@ Part = Callable[[ClientId], npt.NDArray[np.float64]]
 
 FINEST: Final = 20
 """A length of 1 is at most 2 to this many integers."""
+WIDEST: Final = 1e6
+"""All noise on a sum is at most so many integers wide."""
 LEAST_MEMBERS: Final = 2
 """Of a secure sum."""
 LEAST_NOISE: Final = 1000.0
@@ -124,6 +126,10 @@ class NoisyStatistic:
         servers = {NoiseFrom.SERVER: 1, NoiseFrom.EACH: 2}.get(self.trust, 0)
         for server in range(servers):
             total += self._drawn("server", server)
+        if servers:
+            # As if noise were added before any sum was centred: what is centred has noise, and a
+            # client that puts the others at the wrap of the ring learns nothing from it.
+            total = signed(WORDS.from_ints(total), WORDS)
         return NoisyTotal(
             sum=total / self.scale,
             deviation=self.noise * math.sqrt(servers + sources),

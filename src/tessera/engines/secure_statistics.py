@@ -33,8 +33,9 @@ from tessera.rounds.plan import Crypto, Plan
 
 Counts = npt.NDArray[np.int64]
 
-WORDS: Final = Ring(40)
-"""Wide enough for the sum of any cohort: 2^30 units each from 1,000 clients."""
+WORDS: Final = Ring(48)
+"""Wide enough for the sum of any population: 2^20 units each from 10^8 clients, and noise; or 2^30
+each from 10^5."""
 
 MANY: Final = 200
 """From here on a sum of few words takes the sparse graph, whatever the rounds do."""
