@@ -306,3 +306,28 @@ def test_a_column_of_decimals_takes_what_is_no_number_as_nan(tmp_path):
     nan = math.nan
     expected = [4, 3.5, nan, nan, nan, -1, 10, 0.123456789, 12345678, nan, 5]
     np.testing.assert_array_equal(read, expected)
+
+
+@pytest.mark.parametrize("times", [True, False])
+@pytest.mark.parametrize("part", ["test", "validation"])
+@given(order=st.permutations(range(12)))
+@settings(max_examples=10)
+def test_what_is_held_out_goes_with_the_ratings_and_not_with_the_user(times, part, order):
+    """Users under other numbers, and so elsewhere among all ratings, have the same parts."""
+    rows = regular(users=12, each=20)
+    moved = [(order[user], *rest) for user, *rest in rows]
+    here = made(rows, users=12, times=times, part=part)
+    there = made(moved, users=12, times=times, part=part)
+    for user in range(12):
+        for one, other in (
+            (here.of(user), there.of(order[user])),
+            (here.test_of(user), there.test_of(order[user])),
+        ):
+            assert one["item"].tolist() == other["item"].tolist()
+            assert one["label"].tolist() == other["label"].tolist()
+
+
+def test_the_seed_gives_other_parts():
+    rows = regular(users=12, each=20)
+    one, again, other = (made(rows, users=12, seed=seed) for seed in (1, 1, 2))
+    assert pairs(one.test) == pairs(again.test) != pairs(other.test)
