@@ -65,7 +65,7 @@ PASSES: Final = 30
 """Of the clustering: beginnings by chance, and passes from each."""
 
 
-class Knowledge(Protocol):
+class AttackerKnowledge(Protocol):
     """What an attacker has beside the transcript."""
 
     def first_rows(self, clients: Sequence[ClientId], width: int) -> list[Floats]:
@@ -80,7 +80,7 @@ class Knowledge(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedRows:
+class OpenedFactors:
     """An opened sum of a fixed group: of each row a vector that is its holder's alone.
 
     `surety` is how many steps of the quantiser a factor rests on, 0 for rows that did not move;
@@ -146,7 +146,7 @@ class OpenedRows:
         factors[to], surety[to] = self.factors[source], self.surety[source]
         return factors, surety
 
-    def only(self, kept: Bits) -> OpenedRows:
+    def only(self, kept: Bits) -> OpenedFactors:
         """Some of the rows."""
         return replace(
             self,
@@ -190,7 +190,7 @@ def factors_of(moves: AnyFloats, biases: AnyFloats | None) -> tuple[Floats, Floa
 # --- clusters -------------------------------------------------------------------------------------
 
 
-def clusters(opened: Sequence[OpenedRows], count: int) -> tuple[Ids, Counts]:
+def clusters(opened: Sequence[OpenedFactors], count: int) -> tuple[Ids, Counts]:
     """Rows that moved, and a label for each: as many clusters of equal factors as members.
 
     Lloyd's algorithm over the factors of all rounds, each row by its surety; of several starts the
@@ -245,7 +245,7 @@ def _squares(points: Floats, centres: Floats) -> Floats:
 class _Group:
     """What was seen of one group: sums that opened, and who had been sent a model in between."""
 
-    opened: list[OpenedRows] = field(default_factory=list)
+    opened: list[OpenedFactors] = field(default_factory=list)
     trained: list[dict[ClientId, int]] = field(default_factory=list)  # in failed rounds before each
     _waiting: dict[ClientId, int] = field(default_factory=lambda: defaultdict(int))
 
@@ -253,7 +253,7 @@ class _Group:
         for client in sent:
             self._waiting[client] += 1
 
-    def add(self, one: OpenedRows) -> None:
+    def add(self, one: OpenedFactors) -> None:
         self.opened.append(one)
         self.trained.append(dict(self._waiting))
         self._waiting.clear()
@@ -268,10 +268,10 @@ class ValueAttacks:
 
     plan: Plan
     truth: Truth = field(repr=False)
-    knowledge: Knowledge | None = field(default=None, repr=False)
+    knowledge: AttackerKnowledge | None = field(default=None, repr=False)
     groups: dict[Clients, _Group] = field(default_factory=dict, repr=False)
     _downloads: dict[Clients, tuple[int, Ids, Floats, Floats | None]] = field(default_factory=dict)
-    _curious: dict[Clients, OpenedRows] = field(default_factory=dict, repr=False)
+    _curious: dict[Clients, OpenedFactors] = field(default_factory=dict, repr=False)
 
     @property
     def root(self) -> TablePlan | None:
@@ -283,14 +283,14 @@ class ValueAttacks:
         if root is None:
             return
         members = tuple(sorted(m.client for m in view.roster.members))
-        one = OpenedRows.of_view(view, root)
+        one = OpenedFactors.of_view(view, root)
         if one is None:
             self.failed(members, tuple(view.downloads))
             return
         self.add(replace(one, members=members))
         self._two_downloads(view, root, members)
 
-    def add(self, one: OpenedRows) -> None:
+    def add(self, one: OpenedFactors) -> None:
         """A sum of a group that opened."""
         self.groups.setdefault(one.members, _Group()).add(one)
 
@@ -483,7 +483,7 @@ class ValueAttacks:
 
     # --- helpers ---
 
-    def _circle(self, one: OpenedRows, members: Clients) -> Circle:
+    def _circle(self, one: OpenedFactors, members: Clients) -> Circle:
         truth = np.array([np.isin(one.rows, self.truth[c]) for c in members]).T
         return Circle(members, truth.reshape(-1, len(members)), np.arange(len(one.rows)))
 
@@ -515,7 +515,7 @@ class ValueAttacks:
         if now_biases is not None and then_biases is not None:
             by = (now_biases[at] - then_biases[was])[:, 0]
         factors, size = factors_of(moves, by)
-        self._curious[members] = OpenedRows(
+        self._curious[members] = OpenedFactors(
             int(view.round_id),
             members,
             common,
@@ -526,7 +526,7 @@ class ValueAttacks:
         )
 
 
-def _nearest(seen: OpenedRows, first: Floats) -> Floats:
+def _nearest(seen: OpenedFactors, first: Floats) -> Floats:
     """P(a member holds a row), by how near the row's factor is to the member's first row."""
     if seen.directions:
         along = seen.factors @ (first / np.linalg.norm(first, axis=1, keepdims=True)).T
@@ -539,7 +539,7 @@ def _nearest(seen: OpenedRows, first: Floats) -> Floats:
     return found
 
 
-def _moved(before: OpenedRows, after: OpenedRows) -> tuple[Ids, Floats]:
+def _moved(before: OpenedFactors, after: OpenedFactors) -> tuple[Ids, Floats]:
     """Rows of both sums, and how far each one's factor moved."""
     known = before.rows[before.surety > 0.0]
     rows = np.intersect1d(known, after.rows[after.surety > 0.0])
