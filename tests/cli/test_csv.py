@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,34 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_first_round(
     assert cli.main([*arguments]) == 2
     assert message in capsys.readouterr().err
     assert not Path("runs").exists() and Path("plan.toml").read_text() == PLAN
+
+
+def test_seeds_with_noise_print_the_number_of_all_runs_together(capsys):
+    text = Path("plan.toml").read_text() + NOISE
+    Path("noisy.toml").write_text(text)
+    train = ["run", "noisy.toml", "--seeds", "1,2,3", "--trainer", "sequential"]
+    assert cli.main([*train, "--out", "noisy"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "together they have spent epsilon 5.656, delta 1e-05 per user" in printed
+    assert "Choosing the best of them by exact figures is not in it." in printed
+    assert "AUC: simulation only, not charged" in printed
+    assert cli.main([*train, "--out", "again", "--csv", "noisy.csv"]) == 0
+    assert "AUC (simulation only, not charged)" in records(Path("noisy.csv").read_text())[0]
+    run = "noisy/seed-1"
+    for command in (["rank", run], ["recommend", run, "--client", "1"]):
+        capsys.readouterr()
+        assert cli.main(command) == 0
+        assert "simulation only, not charged" in capsys.readouterr().out
+        assert cli.main([*command, "--json"]) == 0
+        assert "simulation only, not charged" in json.loads(capsys.readouterr().out)
+    assert cli.main(["export", run, "--with-local"]) == 2
+    assert "hint: export without them" in capsys.readouterr().err
+
+
+NOISE = """
+[dp]
+unit = "user"
+trust = "server"
+epsilon = 3.0
+delta = 1e-5
+"""

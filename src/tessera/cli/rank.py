@@ -16,7 +16,10 @@ from rich.table import Table
 
 from tessera.cli.format import AsCsv, AsJson, DataFolder, figures_written
 from tessera.engines.full_ranking import FullRanking, full_ranking
+from tessera.engines.runs import RunFolder
 from tessera.report.numbers import score
+from tessera.rounds import charged
+from tessera.rounds.charged import NOT_CHARGED
 
 
 def rank(
@@ -39,12 +42,17 @@ def rank(
     found = full_ranking(run, top=top, users=users, data=data, on_progress=progress)
     if shown:
         print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
-    if figures_written([{"predictor": name, **own} for name, own in found.figures.items()], csv):
+    plan = RunFolder.load(run).plan
+    rows = [{"predictor": name, **own} for name, own in found.figures.items()]
+    if figures_written([charged.marked(plan, row) for row in rows], csv):
         return
     if as_json:
-        typer.echo(json.dumps(asdict(found)))
-    else:
-        show(found, Console(highlight=False))
+        typer.echo(json.dumps(charged.marked(plan, asdict(found))))
+        return
+    console = Console(highlight=False)
+    show(found, console)
+    if plan.dp is not None:
+        console.print(f"{NOT_CHARGED}: all figures here", style="dim")
 
 
 def show(found: FullRanking, console: Console) -> None:

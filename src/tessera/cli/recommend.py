@@ -15,7 +15,10 @@ from rich.table import Table
 
 from tessera.cli.format import AsJson, DataFolder
 from tessera.engines.recommend import Item, Recommendations, recommendations
+from tessera.engines.runs import RunFolder
 from tessera.report.numbers import score
+from tessera.rounds import charged
+from tessera.rounds.charged import NOT_CHARGED
 
 WIDE = 118
 """Columns from which on the two lists stand side by side."""
@@ -34,10 +37,18 @@ def recommend(
 ) -> None:
     """Items that a user does not have yet, best first, beside those it has."""
     found = recommendations(run, client, user=user, top=top, past=past, data=data)
+    plan = RunFolder.load(run).plan
     if as_json:
-        typer.echo(json.dumps(asdict(found)))
-    else:
-        show(found, Console(highlight=False))
+        typer.echo(json.dumps(charged.marked(plan, asdict(found))))
+        return
+    console = Console(highlight=False)
+    show(found, console)
+    if plan.dp is not None:
+        console.print(
+            f"{NOT_CHARGED}: these lists follow from this user's own data, without noise. In a "
+            "real run only its own client can make them.",
+            style="dim",
+        )
 
 
 # --- for people -----------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def in_all(runs: Sequence[RunFigures]) -> str:
             "units or against different observers: there is no one ε for all of them."
         )
     return (
-        f"All {len(noisy)} runs with noise are over the same people, and together they have "
+        f"The {len(noisy)} runs with noise are over the same people, and together they have "
         f"spent {found}. Choosing the best of them by exact figures is not in it."
     )
 

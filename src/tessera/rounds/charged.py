@@ -33,10 +33,10 @@ PUBLIC: Final = frozenset(
         *("model", "naming_bound", "index_privacy", "two_server", "needed", "label", "folder"),
         *("task.name", "task.title", "task.clients", "rounds_planned", "epsilon_once"),
         *("epsilon_ever", "epsilon_spent", "insecure_test_entropy", "measured_rounds"),
-        *("rounds_measured", "rounds_secure", "page", "differing", "together"),
+        *("rounds_measured", "rounds_secure", "page", "differing", "together", "task", "run"),
         # Of who answered, and when. Training that fails through data sends zeros like any other.
         *("phase", "visit", "time", "reason", "why_given_up", "rounds_given_up", "ended"),
-        *("groups_aborted", "seeds", "folders"),
+        *("groups_aborted", "seeds", "folders", "predictor"),
         # Rows of the marks and of the popularity have noise (`learning/popularity.py`).
         "selection",
     }

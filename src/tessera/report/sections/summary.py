@@ -133,7 +133,8 @@ def one_outcome(run: RunFigures) -> Content:
         return join([start, "; no baseline was scored."])
     name, value = baseline
     ahead = run.margin_over(value) or 0.0
-    best = f"the best baseline ({predictor(name)}, {score(value)})"
+    exact = not_charged([run], "trivial")
+    best = f"the best baseline ({predictor(name)}, {score(value)}){exact}"
     if abs(ahead) < TIE:
         return join([start, ", ", tag("b", "tied with", class_="bad"), f" {best}."])
     if ahead > 0:
@@ -143,9 +144,9 @@ def one_outcome(run: RunFigures) -> Content:
     return join([start, ", ", verdict, f" {best}: so far the baseline is the better recommender."])
 
 
-def not_charged(runs: Sequence[RunFigures]) -> str:
-    """The mark behind a metric that is exact where a budget should have paid for it."""
-    return f" ({NOT_CHARGED})" if any(run.uncharged("metric") for run in runs) else ""
+def not_charged(runs: Sequence[RunFigures], name: str = "metric") -> str:
+    """The mark behind a figure that is exact where a budget should have paid for it."""
+    return f" ({NOT_CHARGED})" if any(run.uncharged(name) for run in runs) else ""
 
 
 def several_outcomes(runs: Sequence[RunFigures]) -> Content:
@@ -161,7 +162,8 @@ def several_outcomes(runs: Sequence[RunFigures]) -> Content:
     if not scores:
         return join([start, "; no baseline was scored."])
     name, value = max(scores.items(), key=lambda item: -(leader.margin_over(item[1]) or 0.0))
-    best = f"the best baseline ({predictor(name)}, {score(value)})"
+    exact = not_charged(runs, "trivial")
+    best = f"the best baseline ({predictor(name)}, {score(value)}){exact}"
     ahead = [run.label for run in runs if (run.margin_over(value) or 0.0) >= TIE]
     behind = [run.label for run in runs if run.label not in ahead]
     if not behind:
@@ -233,6 +235,12 @@ def banners_in_words(runs: Sequence[RunFigures]) -> list[tuple[str, str]]:
             f"{whose}figures without noise are left out here, since no budget paid for them. Each "
             "run's own report has them, marked; so has `tessera compare --exact`."
         )
+        exact = [run.label for run in runs if not run.withholds]
+        if exact:
+            text += (
+                f" {enumeration(exact)} {'has' if len(exact) == 1 else 'have'} no noise: exact "
+                "figures about the same people, which no ε here covers."
+            )
         found.append(("Charged figures only.", text[:1].upper() + text[1:]))
     waiting = [run.label for run in runs if not run.finished]
     if waiting:
@@ -252,6 +260,7 @@ def tiles(run: RunFigures) -> Markup | None:
         ""
         if baseline is None
         else f"{signed(run.margin_over(baseline[1]) or 0.0)} against the best baseline"
+        f"{not_charged([run], 'trivial')}"
     )
     cells.append((f"{run.metric}, final{not_charged([run])}", score(run.final), against))
     if not run.central:
