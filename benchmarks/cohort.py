@@ -43,6 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import machine
 from benchmarks.peers import PeerFailed, PeerMissing, flwr_cohort, pfl_cohort
+from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.cohort import best
@@ -113,7 +114,15 @@ def cohort(clients: int) -> tuple[nn.Module, BoundModel, list[Job]]:
         parts = {name: TablePart(ids, initial[name][ids]) for name, ids in rows.items()}
         users = {"users": parts.pop("users")}
         trained = {name: part.ids for name, part in parts.items()}
-        jobs.append(Job(client, Submodel(dense, parts, trained), examples, users))
+        jobs.append(
+            Job(
+                client,
+                Submodel(dense, parts, trained),
+                examples,
+                users,
+                coins=Secret(int(client).to_bytes(32, "big")),
+            )
+        )
     return module, bound, jobs
 
 
@@ -178,7 +187,14 @@ def speakers() -> tuple[nn.Module, BoundModel, list[Job]]:
         drawn = rng.choice(WORDS, NEGATIVES, replace=False).astype(np.uint64)
         rows = np.union1d(bound.row_ids_of(examples)["words"], drawn)
         parts = {name: TablePart(rows, values[rows]) for name, values in initial.items()}
-        jobs.append(Job(client, Submodel(dense, parts, dict.fromkeys(parts, rows)), examples))
+        jobs.append(
+            Job(
+                client,
+                Submodel(dense, parts, dict.fromkeys(parts, rows)),
+                examples,
+                coins=Secret(int(client).to_bytes(32, "big")),
+            )
+        )
     return module, bound, jobs
 
 

@@ -130,7 +130,7 @@ def ours(rows: int, steps: int) -> dict[str, float]:
     part = TablePart(ids, module.items.weight.detach().numpy())
     submodel = Submodel(bound.pack(module), {"items": part}, {"items": ids})
     secret = SystemEntropy().secret(Label.CLIENT_NOISE, "benchmark")
-    job = Job(0, submodel, Examples(drawn_examples(rows, EXAMPLES)), {}, secret)
+    job = Job(0, submodel, Examples(drawn_examples(rows, EXAMPLES)), {}, coins=secret)
     noisy = NoisySteps(
         clip=CLIP, noise=NOISE, steps=steps, batch=BATCH, drawing=EachExample(BATCH / EXAMPLES)
     )
@@ -147,10 +147,10 @@ def ours(rows: int, steps: int) -> dict[str, float]:
         ),
         examples=Examples(drawn_examples(100, EXAMPLES)),
     )
-    learner.train([warm], round_id=0, seed=0)
+    learner.train([warm], round_id=0)
     learner.noisy = noisy
     with Measured() as found:
-        (trained,) = learner.train([job], round_id=0, seed=0)
+        (trained,) = learner.train([job], round_id=0)
     if not trained.finite or not (trained.update.tables["items"].values != 0).any(axis=1).all():
         raise SystemExit("a row has no noise")
     return {"seconds": found.seconds / steps, "memory": found.memory}
@@ -250,7 +250,7 @@ def rounds(clients: int, repeats: int, *, compiled: bool) -> dict[str, Any]:
     ]
     entropy = SystemEntropy()
     noisy_jobs = [
-        replace(job, secret=entropy.secret(Label.CLIENT_NOISE, job.client)) for job in jobs
+        replace(job, coins=entropy.secret(Label.CLIENT_NOISE, job.client)) for job in jobs
     ]
     training = LocalTraining(batch=COHORT_BATCH, rate=RATE)
     steps = NoisySteps(
@@ -266,15 +266,15 @@ def rounds(clients: int, repeats: int, *, compiled: bool) -> dict[str, Any]:
         if learner.name.startswith("compiled") is not compiled:
             raise SystemExit(f"{learner.name}: {learner.reason}")
     without, with_noise, share = [], [], []
-    plain.train(jobs, round_id=0, seed=0)
-    noisy.train(noisy_jobs, round_id=0, seed=0)
+    plain.train(jobs, round_id=0)
+    noisy.train(noisy_jobs, round_id=0)
     for at in range(repeats):
         began = time.process_time()
-        plain.train(jobs, round_id=at, seed=0)
+        plain.train(jobs, round_id=at)
         without.append(time.process_time() - began)
         with NoiseClock() as clock:
             began = time.process_time()
-            noisy.train(noisy_jobs, round_id=at, seed=0)
+            noisy.train(noisy_jobs, round_id=at)
             with_noise.append(time.process_time() - began)
         share.append(clock.seconds / with_noise[-1])
     return {

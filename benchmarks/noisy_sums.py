@@ -52,6 +52,7 @@ from tessera.privacy.period import MemoryPeriods
 from tessera.reproduce.fsl import measure as fsl
 from tessera.reproduce.sfsl import measure as sfsl
 from tessera.reproduce.sfsl.measure import RoundSetting
+from tessera.rounds.coins import simulated_coins
 from tessera.rounds.events import RoundFinished
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.plan import (
@@ -275,9 +276,10 @@ def _round(
     def train(round_id: RoundId, submodels: Mapping[ClientId, Submodel]) -> TrainingOutcome:
         own = [replace(by_client[client], submodel=s) for client, s in submodels.items()]
         outcome = TrainingOutcome()
-        for job, result in zip(own, learner.train(own, round_id=0, seed=0), strict=True):
+        for job, result in zip(own, learner.train(own, round_id=0), strict=True):
             client = ClientId(job.client)
-            outcome.updates[client] = contribution(plan, round_id, client, result.update, entropy)
+            coins = simulated_coins(entropy, plan, round_id, client)
+            outcome.updates[client] = contribution(plan, result.update, coins)
         return outcome
 
     federation = Federation(

@@ -214,9 +214,7 @@ def opened_sums(view: CarrierView) -> Iterator[None]:
 CLIENT_AT: Final[Mapping[str, int]] = {
     Label.PARTY_ROOT: 2,
     Label.CLIENT_SECRET: 1,
-    Label.NEGATIVES_SECRET: 1,
     Label.PERIOD_SECRET: 0,
-    Label.CLIENT_NOISE: 2,
 }
 """Where a request for what belongs to a client's data names the client, among its contexts.
 

@@ -20,6 +20,7 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.central import CentralTraining
 from tessera.engines.description import describe, digest_of
 from tessera.engines.learners import Trainer
+from tessera.engines.run_root import ROOT
 from tessera.engines.runs import (
     CHECKPOINT,
     HELPER_KEY,
@@ -32,7 +33,7 @@ from tessera.engines.runs import (
     never_began,
 )
 from tessera.engines.setup import SetupProgress
-from tessera.engines.training import ROOT, Training, complete
+from tessera.engines.training import Training, complete
 from tessera.engines.truth import write_labels, write_truth
 from tessera.engines.two_server import write_box_key
 from tessera.engines.views import StreamedViews, Views

@@ -20,7 +20,6 @@ from tessera.audit.canaries import Guessing
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.examples import NONE, ClientData, Examples
 from tessera.data.taobao_like import taobao_like
-from tessera.engines.contribution import client_secret
 from tessera.engines.noisy import cut_examples
 from tessera.engines.training import Training, complete
 from tessera.ids import ClientId, RoundId
@@ -30,6 +29,7 @@ from tessera.learning.module_tables import Tables
 from tessera.learning.submodel import ModelUpdate, Submodel
 from tessera.privacy.guarantee import Observer, Unit
 from tessera.rounds import dp, encode
+from tessera.rounds.coins import simulated_coins
 from tessera.rounds.encode import RoundResult
 from tessera.rounds.plan import (
     Crypto,
@@ -146,7 +146,7 @@ class Attacked(Training):
             for c in range(CLIENTS)
             for there in (True, False)
         ]
-        found = self.learner.learner.train(jobs, round_id=int(round_id), seed=self.plan.seed)
+        found = self.learner.learner.train(jobs, round_id=int(round_id))
         worlds = np.stack(
             [
                 flat(self.plan, one.update, whole[ClientId(job.client)])
@@ -162,11 +162,11 @@ class Attacked(Training):
     def _world(
         self, client: ClientId, submodel: Submodel, round_id: RoundId, *, there: bool
     ) -> Job:
-        secret = client_secret(self.entropy, self.plan, round_id, client)
+        secret = simulated_coins(self.entropy, self.plan, round_id, client)
         own = self.shop.world(int(client), there=there)
         cut = cut_examples(self.plan, self.bound, own, secret)
         local = super().job(client, submodel, round_id).local
-        return Job(int(client), submodel, cut, local, secret)
+        return Job(int(client), submodel, cut, local, coins=secret)
 
     def opened(self, result: RoundResult) -> None:
         """Score everybody's row by all words but its own."""

@@ -32,7 +32,8 @@ from tessera.engines import views
 from tessera.engines.dropouts import dropout_places
 from tessera.engines.faults import Drop, Fault
 from tessera.engines.federation import Federation
-from tessera.engines.training import ROOT, Training, complete
+from tessera.engines.run_root import ROOT
+from tessera.engines.training import Training, complete
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.learning.quantize import signed
 from tessera.protocols.scatter import sums

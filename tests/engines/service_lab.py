@@ -17,6 +17,7 @@ import numpy as np
 from engines.tap import Tap
 from rounds.population import DENSE, derived, holdings, specs, trainer
 from tessera.crypto.entropy import Entropy, ScriptedEntropy
+from tessera.crypto.secret import Secret
 from tessera.engines.journal import Journal, Moment
 from tessera.engines.link import name_of
 from tessera.engines.service.client import ClientService, TrainingResult
@@ -116,7 +117,7 @@ class Lab:
         assert not isinstance(party, str)
         client, train = party, trainer(party)
 
-        def trained(round_id: RoundId, submodel: Submodel) -> TrainingResult:
+        def trained(round_id: RoundId, submodel: Submodel, coins: Secret) -> TrainingResult:
             self.trained[client, int(round_id)] += 1
             return TrainingResult(train(submodel))
 

@@ -182,8 +182,8 @@ class Client:
         learner = NoisyVectorised(
             self.module, self.bound, steep, self.plan.training, noisy_steps(self.plan)
         )
-        job = Job(0, self.submodel, examples, own_row(), secret)
-        (found,) = learner.train([job], round_id=0, seed=0)
+        job = Job(0, self.submodel, examples, own_row(), coins=secret)
+        (found,) = learner.train([job], round_id=0)
         return found
 
     def sent(self, update: ModelUpdate) -> ClippedVector:
@@ -259,8 +259,8 @@ def test_an_example_without_a_finite_gradient_is_zeros_by_itself(
     assert plan.training is not None
     for kind in (NoisyVectorised, NoisySequential):
         learner = kind(client.module, client.bound, sick, plan.training, noisy_steps(plan))
-        job = Job(0, client.submodel, data, own_row(), Secret(bytes(32)))
-        (found,) = learner.train([job], round_id=0, seed=0)
+        job = Job(0, client.submodel, data, own_row(), coins=Secret(bytes(32)))
+        (found,) = learner.train([job], round_id=0)
         assert found.finite and found.not_finite == 1
         assert np.isfinite(found.update.dense).all() and np.abs(found.update.dense).sum() > 0
 
@@ -269,11 +269,11 @@ def test_both_ways_of_training_clip_alike(monkeypatch: pytest.MonkeyPatch) -> No
     data = examples_of(np.random.default_rng(4), 40)
     training = replace(toy.task().recommended.training, table_rate=3.0, batch=4, clip=0.0)
     client = Client(replace(planned(), training=training), data, monkeypatch)
-    job = Job(0, client.submodel, data, own_row(), Secret(bytes(32)))
+    job = Job(0, client.submodel, data, own_row(), coins=Secret(bytes(32)))
     assert client.plan.training is not None
     found = [
         kind(client.module, client.bound, steep, client.plan.training, noisy_steps(client.plan))
-        .train([job], round_id=2, seed=0)[0]
+        .train([job], round_id=2)[0]
         .update
         for kind in (NoisyVectorised, NoisySequential)
     ]

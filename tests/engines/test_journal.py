@@ -20,10 +20,9 @@ from tessera.engines.journal import NAME, Journal, JournalFailed
 from tessera.engines.journal_stores import (
     JournalPeriods,
     JournalReplayGuard,
+    JournalRows,
     load_local,
-    local_rows,
     save_local,
-    save_local_rows,
 )
 from tessera.engines.link import Link, Links, LinkStanding, NumberConflict, Numbered, OldCopy
 from tessera.engines.service.leader import MOST_MESSAGES, MessageRequest
@@ -323,8 +322,12 @@ def test_all_of_a_clients_state_is_given_or_stored() -> None:
         "own_rounds",
         "sharing",
         "indicator",
+        "names",
     }
-    stored = {"periods", "ledger", "last_round", "secret", "agreement", "residual", "own_keys"}
+    stored = {"periods", "ledger", "last_round", "secret", "agreement", "residual", "own_keys"} | {
+        "rows",
+        "broken",
+    }
     assert {f.name for f in dataclasses.fields(LocalState)} == given_again | stored
 
 
@@ -350,11 +353,29 @@ def test_local_rows_are_stored_by_client(tmp_path: Path) -> None:
         np.array([2, 7], dtype=np.uint64), np.arange(6, dtype=np.float32).reshape(2, 3)
     )
     with journal(tmp_path) as here:
+        rows = JournalRows(here, "client 1")
         with here.step():
-            save_local_rows(here, "client 1", {"users": part})
-        found = local_rows(here, "client 1", "users", 3)
+            rows.offer(RoundId(4), {"users": part})
+        assert rows.pending == 4 and not len(rows.of("users", 3).ids)
+        with here.step():
+            rows.settle(counted=True)
+        found = rows.of("users", 3)
+        assert rows.pending is None
         assert (found.ids == part.ids).all() and (found.values == part.values).all()
-        assert not len(local_rows(here, "client 2", "users", 3).ids)
+        assert not len(JournalRows(here, "client 2").of("users", 3).ids)
+
+
+def test_local_rows_of_a_round_that_did_not_count_are_forgotten(tmp_path: Path) -> None:
+    ids = np.array([2], dtype=np.uint64)
+    with journal(tmp_path) as here:
+        rows = JournalRows(here, "client 1")
+        for value, counted in ((1.0, True), (2.0, False)):
+            with here.step():
+                rows.offer(RoundId(int(value)), {"users": TablePart(ids, np.full((1, 1), value))})
+            with here.step():
+                rows.settle(counted=counted)
+    with journal(tmp_path) as here:
+        assert JournalRows(here, "client 1").of("users", 1).values.tolist() == [[1.0]]
 
 
 def test_the_leader_answers_a_repeated_number_and_refuses_other_bytes(tmp_path: Path) -> None:

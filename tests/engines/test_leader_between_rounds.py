@@ -16,6 +16,7 @@ import pytest
 
 from engines.service_lab import Lab
 from rounds.population import DENSE, contribution, plan
+from tessera.crypto.secret import Secret
 from tessera.engines.link import LinkStanding
 from tessera.engines.service.client import TrainingResult
 from tessera.errors import MisuseError
@@ -37,7 +38,9 @@ def lab_of_learners(folder: Path, **more: Any) -> Lab:
     lab = Lab(plan("secure-fedavg", cohort=5, security={"dropout": 0.3}, **more), folder)
     for client in lab.cohort:
 
-        def train(_: RoundId, sub: Submodel, client: ClientId = client) -> TrainingResult:
+        def train(
+            _: RoundId, sub: Submodel, __: Secret, client: ClientId = client
+        ) -> TrainingResult:
             return TrainingResult(ModelUpdate(own_update(client, sub.dense), 1, sub_tables(sub)))
 
         lab.parties[client]._train = train

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
 from tessera.data.speakers_like import speakers_like
 from tessera.engines.learners import LARGE, WORTH_COMPILING, ChosenLearner, Trainer, choose
@@ -32,7 +33,7 @@ def chosen(width: int, how: Trainer, examples_to_come: int = 10) -> ChosenLearne
     bound = Tables({}).bind(module)
     column = torch.linspace(-1.0, 1.0, 9).numpy()
     examples = Examples({"x": column, "y": column[::-1].copy(), "label": (column > 0).astype(int)})
-    job = Job(0, Submodel(bound.pack(module), {}, {}), examples)
+    job = Job(0, Submodel(bound.pack(module), {}, {}), examples, coins=Secret(bytes(32)))
     return choose(
         how,
         module,
@@ -70,7 +71,12 @@ def test_a_softmax_is_not_compiled_unless_asked_for() -> None:
         table.name: TablePart(rows["words"], bound.initial(table.name)[rows["words"]])
         for table in bound.tables
     }
-    job = Job(0, Submodel(bound.pack(module), parts, dict.fromkeys(parts, rows["words"])), examples)
+    job = Job(
+        0,
+        Submodel(bound.pack(module), parts, dict.fromkeys(parts, rows["words"])),
+        examples,
+        coins=Secret(bytes(32)),
+    )
     found = choose(
         Trainer.AUTO,
         module,

@@ -31,9 +31,10 @@ from tessera.engines.held import HeldRows
 from tessera.engines.journal import Journal
 from tessera.engines.packing import pack_task
 from tessera.engines.recommend import recommendations
+from tessera.engines.run_root import ROOT
 from tessera.engines.runs import CHECKPOINT
 from tessera.engines.task_clients import task_maker
-from tessera.engines.training import ROOT, Training, complete
+from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
 from tessera.privacy.ledger import Ledger
 from tessera.privacy.period import MemoryPeriods

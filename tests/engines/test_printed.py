@@ -86,9 +86,9 @@ def moved_by(section: DPPlan, subjects: list[int], secret: int, rows: int = 4_00
         Submodel(np.zeros(0, np.float32), {TABLE: TablePart(every, values)}, {TABLE: every}),
         Examples({FIELD: np.zeros(len(subjects), np.int64), SUBJECT: np.array(subjects)}),
         {},
-        ScriptedEntropy(b"printed").secret(Label.CANARIES, secret),
+        coins=ScriptedEntropy(b"printed").secret(Label.CANARIES, secret),
     )
-    (found,) = learner.train([job], round_id=0, seed=0)
+    (found,) = learner.train([job], round_id=0)
     assert found.most == np.bincount(subjects).max()
     return found.update.tables[TABLE].values[:, 0].astype(np.float64)
 

@@ -10,7 +10,7 @@ from tessera import tasks
 from tessera.crypto.entropy import ScriptedEntropy, SystemEntropy
 from tessera.engines.held import HeldRows
 from tessera.engines.journal import Journal
-from tessera.engines.journal_stores import own_negatives
+from tessera.engines.journal_stores import own_secret
 from tessera.engines.training import Training, complete
 from tessera.engines.views import Views
 from tessera.errors import ConfigError
@@ -18,7 +18,8 @@ from tessera.ids import ClientId
 from tessera.learning.local_training import LocalTraining
 from tessera.protocols import wire
 from tessera.protocols.plainsum import PlainRows
-from tessera.rounds.negatives import secret_of, with_negatives
+from tessera.rounds.coins import lasting_secret
+from tessera.rounds.negatives import with_negatives
 from tessera.rounds.plan import Plan, PrivacyPlan, SimulationPlan, UnionPlan
 from tessera.rounds.plan.dp import DPPlan
 
@@ -103,7 +104,7 @@ def test_what_a_server_sees_is_fixed_and_the_plans_seed_takes_nothing_away(task)
         assert own < named and len(named) == len(own) + NEGATIVES
         # The protection switched off: negatives drawn from what everybody knows.
         for entropy, removed in ((ScriptedEntropy(SECRET), True), (ScriptedEntropy(b"0"), False)):
-            secret = secret_of(entropy, run.plan.federation, client)
+            secret = lasting_secret(entropy, run.plan.federation, client)
             drawn = with_negatives(
                 {"words": np.array(sorted(own), np.uint64)}, "words", run.bound["words"].rows,
                 NEGATIVES, secret,
@@ -112,17 +113,14 @@ def test_what_a_server_sees_is_fixed_and_the_plans_seed_takes_nothing_away(task)
             assert (left == own) == removed
 
 
-def test_a_deployed_client_keeps_the_secret_of_its_negatives(tmp_path):
+def test_a_deployed_client_keeps_its_secret(tmp_path):
     with_one = Journal.open(tmp_path / "a", owner="client 1", plan=b"p" * 32)
-    first = own_negatives(with_one, "client 1", SystemEntropy(), "f", 1)
-    other = own_negatives(with_one, "client 2", SystemEntropy(), "f", 2)
+    first = own_secret(with_one, "client 1", SystemEntropy(), "f", 1)
+    other = own_secret(with_one, "client 2", SystemEntropy(), "f", 2)
     with_one.close()
     again = Journal.open(tmp_path / "a", owner="client 1", plan=b"p" * 32)
-    assert (
-        own_negatives(again, "client 1", SystemEntropy(), "f", 1).reveal()
-        == first.reveal()
-        != other.reveal()
-    )
+    kept = own_secret(again, "client 1", SystemEntropy(), "f", 1)
+    assert kept.reveal() == first.reveal() != other.reveal()
     again.close()
 
 

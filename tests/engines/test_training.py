@@ -17,9 +17,10 @@ from engines import toy
 from tessera.api import Run, simulate
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.engines.central import CentralTraining
+from tessera.engines.run_root import ROOT, entropy_of
 from tessera.engines.runs import CHECKPOINT, HELPER_KEY, ROUNDS, RUN, RunFolder
 from tessera.engines.secure_statistics import secure_sum
-from tessera.engines.training import ROOT, STORE, Training, complete
+from tessera.engines.training import STORE, Training, complete
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.click_statistics import ClickStatistics, auc
@@ -48,8 +49,10 @@ def model(folder: Path, *, task=None) -> dict[str, bytes]:
     """Every parameter as stored, the simulated clients' local rows among them."""
     settings = RunFolder.load(folder).plan
     kind = CentralTraining if settings.scheme is Scheme.CENTRAL else Training
-    more = {} if kind is CentralTraining else {"entropy": ScriptedEntropy(b"not asked")}
-    with kind(task or toy.task(), settings, folder=folder / CHECKPOINT, **more) as training:
+    entropy = entropy_of(RunFolder.load(folder))
+    with kind(
+        task or toy.task(), settings, folder=folder / CHECKPOINT, entropy=entropy
+    ) as training:
         return {name: part.tobytes() for name, part in training.parameters(local=True).items()}
 
 
@@ -277,7 +280,8 @@ def test_every_scheme_learns(tmp_path, scheme):
 
 def test_the_metric_is_the_models_over_everybodys_held_out_part(tmp_path):
     run, task = go(tmp_path / "run", "submodel", 3), toy.task()
-    with Training(task, run.plan, folder=run.folder / CHECKPOINT) as training:
+    entropy = ScriptedEntropy(b"a test")
+    with Training(task, run.plan, folder=run.folder / CHECKPOINT, entropy=entropy) as training:
         parameters = training.parameters(local=True)
         scores = evaluate(training.module, training.bound, parameters, task.data.test)
     assert run.metric == auc(scores, task.data.test["label"])
@@ -343,7 +347,8 @@ def test_federated_metrics_are_the_sum_of_the_cohorts_statistics(tmp_path):
     cohort = [
         e["cohort"] for e in RunFolder.load(run.folder).events() if e["event"] == "RoundStarted"
     ]
-    with Training(task, run.plan, folder=run.folder / CHECKPOINT) as training:
+    entropy = ScriptedEntropy(b"a test")
+    with Training(task, run.plan, folder=run.folder / CHECKPOINT, entropy=entropy) as training:
         parameters = training.parameters(local=True)
         statistics = {}
         for client in cohort[-1]:

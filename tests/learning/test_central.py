@@ -12,6 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tessera.crypto.secret import Secret
 from tessera.data.examples import ClientData, Examples
 from tessera.errors import ConfigError
 from tessera.learning.bound_model import BoundModel
@@ -20,6 +21,7 @@ from tessera.learning.click_statistics import auc
 from tessera.learning.declaration import Local, Table
 from tessera.learning.initial import Normal
 from tessera.learning.lazy_table import LazyTable
+from tessera.learning.local import order
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.module_tables import Tables
 from tessera.learning.scores import evaluate
@@ -51,6 +53,14 @@ TABLES: dict[str, Any] = {
     "bias.weight": Table("item"),
     "users.weight": Local("user"),
 }
+
+
+def central_trainer(
+    module: nn.Module, bound: BoundModel, *settings: Any, seed: int = 0, **more: Any
+) -> CentralTrainer:
+    tables = {t.name: bound.table(t.name, seed=seed) for t in bound.tables}
+    coins = Secret(bytes([seed] * 32))
+    return CentralTrainer(module, bound, *settings, tables=tables, coins=coins, **more)
 
 
 def toy(drop: float = 0.0) -> tuple[Toy, BoundModel]:
@@ -87,7 +97,7 @@ def test_whole_batches_equal_torchs_own_optimiser(optimizer: Any) -> None:
     """Every batch names every row of the examples, so lazy and whole updates are the same."""
     module, bound = toy()
     examples = made(60)
-    central = CentralTrainer(
+    central = central_trainer(
         module, bound, None, STEADY, examples=examples, batch=60, optimizer=optimizer, rate=0.05
     )
     model = copy.deepcopy(module)
@@ -134,13 +144,12 @@ def one_by_one(module: Toy, examples: Examples, which: list[int], rate: float) -
 def test_adam_is_lazy_and_corrects_by_a_rows_own_steps() -> None:
     module, bound = toy()
     examples = made(15)
-    central = CentralTrainer(
+    central = central_trainer(
         module, bound, None, STEADY, examples=examples, batch=1, rate=0.05, seed=6
     )
     for _ in range(3):
         central.run(7)
-    which = [*np.random.default_rng([6, 0]).permutation(15)]
-    which += [*np.random.default_rng([6, 1]).permutation(15)][:6]
+    which = [*order(Secret(bytes([6] * 32)), 0, 15), *order(Secret(bytes([6] * 32)), 1, 15)[:6]]
     model = one_by_one(module, examples, [int(n) for n in which], 0.05)
     for name, value in central.parameters().items():
         assert_allclose(value, model.get_parameter(name).detach(), rtol=1e-3, atol=1e-4)
@@ -155,7 +164,7 @@ def test_every_example_is_seen_once_per_epoch_and_rounds_even_out() -> None:
         return output
 
     examples = made(20).with_field("number", np.arange(20))
-    central = CentralTrainer(module, bound, loss, STEADY, examples=examples, batch=8, rate=1e-6)
+    central = central_trainer(module, bound, loss, STEADY, examples=examples, batch=8, rate=1e-6)
     sizes = []
     for _ in range(12):
         before = len(seen)
@@ -169,7 +178,7 @@ def test_every_example_is_seen_once_per_epoch_and_rounds_even_out() -> None:
 
 def test_rows_no_example_names_stay_as_they_were() -> None:
     module, bound = toy()
-    central = CentralTrainer(module, bound, None, STEADY, examples=made(40), optimizer="sgd")
+    central = central_trainer(module, bound, None, STEADY, examples=made(40), optimizer="sgd")
     central.run(80)
     for name in ("items", "bias"):
         now = central.tables()[name]
@@ -185,7 +194,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(optimizer: An
 
     def fresh() -> CentralTrainer:
         module, bound = toy(drop=0.3)
-        return CentralTrainer(
+        return central_trainer(
             module, bound, None, training, examples=examples, batch=8, optimizer=optimizer, seed=3
         )
 
@@ -206,8 +215,8 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(optimizer: An
 
 def test_a_state_of_something_else_is_refused() -> None:
     module, bound = toy()
-    central = CentralTrainer(module, bound, None, STEADY, examples=made(50))
-    other = CentralTrainer(module, bound, None, STEADY, examples=made(50), optimizer="sgd")
+    central = central_trainer(module, bound, None, STEADY, examples=made(50))
+    other = central_trainer(module, bound, None, STEADY, examples=made(50), optimizer="sgd")
     before = central.state()
     with pytest.raises(ConfigError, match="stored state"):
         central.load(other.state())
@@ -223,7 +232,7 @@ def test_a_batch_that_is_not_finite_is_left_out_and_counted() -> None:
 
     bad = np.where(np.arange(40) % 8 == 3, np.nan, 1.0).astype(np.float32)
     examples = made(40).with_field("bad", bad)
-    central = CentralTrainer(module, bound, loss, STEADY, examples=examples, batch=1)
+    central = central_trainer(module, bound, loss, STEADY, examples=examples, batch=1)
     mean = central.run(40)
     assert central.not_finite == 5
     assert np.isfinite(mean) and np.isfinite(central.dense).all()
@@ -231,7 +240,7 @@ def test_a_batch_that_is_not_finite_is_left_out_and_counted() -> None:
 
 def test_training_learns_what_there_is_to_learn() -> None:
     module, bound = toy()
-    central = CentralTrainer(module, bound, None, STEADY, examples=made(600), batch=32, rate=0.02)
+    central = central_trainer(module, bound, None, STEADY, examples=made(600), batch=32, rate=0.02)
     for _ in range(20):
         central.run(600)
     test = made(300, seed=1)
@@ -248,7 +257,7 @@ def test_a_table_that_starts_by_a_rule_holds_only_touched_rows() -> None:
     }
     bound = Tables(tables).bind(module)
     examples = made(30).with_field("item", np.arange(30) + 1_999_999_000)
-    central = CentralTrainer(module, bound, None, STEADY, examples=examples)
+    central = central_trainer(module, bound, None, STEADY, examples=examples)
     central.run(30)
     items = central.tables()["items"]
     assert isinstance(items, LazyTable) and items.touched <= 30 + ITEMS
@@ -259,7 +268,7 @@ def test_a_table_that_starts_by_a_rule_holds_only_touched_rows() -> None:
 def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
     module, bound = toy()
     with pytest.raises(ConfigError, match="central"):
-        CentralTrainer(module, bound, None, STEADY, examples=made(5), **wrong)
+        central_trainer(module, bound, None, STEADY, examples=made(5), **wrong)
 
 
 def test_a_round_is_as_long_as_a_cohort_has_examples() -> None:

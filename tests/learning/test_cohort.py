@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.cohort import Vectorised, best
@@ -144,7 +145,13 @@ def job(module: nn.Module, bound: BoundModel, client: int, of: Examples) -> Job:
     parts = {name: TablePart(ids, bound.initial(name)[ids]) for name, ids in rows.items()}
     users = parts.pop("users")
     trained = {name: part.ids for name, part in parts.items()}
-    return Job(client, Submodel(bound.pack(module), parts, trained), of, {"users": users})
+    return Job(
+        client,
+        Submodel(bound.pack(module), parts, trained),
+        of,
+        {"users": users},
+        coins=Secret(int(client).to_bytes(32, "big")),
+    )
 
 
 def cohort(
@@ -200,8 +207,8 @@ def test_side_by_side_trains_as_one_by_one_does(training: LocalTraining) -> None
     module = Clicks()
     bound, jobs = cohort(module, SIZES)
     learner = Vectorised(module, bound, None, training, slots=3)
-    expected = Sequential(module, bound, None, training).train(jobs, round_id=2, seed=5)
-    assert_same(learner.train(jobs, round_id=2, seed=5), expected)
+    expected = Sequential(module, bound, None, training).train(jobs, round_id=2)
+    assert_same(learner.train(jobs, round_id=2), expected)
     assert max(np.abs(t.update.dense).max() for t in expected) > 1e-3  # something was learnt
 
 
@@ -209,18 +216,18 @@ def test_side_by_side_trains_as_one_by_one_does(training: LocalTraining) -> None
 def test_the_number_of_slots_does_not_matter(slots: int) -> None:
     module = Clicks()
     bound, jobs = cohort(module, SIZES)
-    expected = Sequential(module, bound, None, TRAINING).train(jobs, round_id=0, seed=1)
+    expected = Sequential(module, bound, None, TRAINING).train(jobs, round_id=0)
     found = Vectorised(module, bound, None, TRAINING, slots=slots)
-    assert_same(found.train(jobs, round_id=0, seed=1), expected)
+    assert_same(found.train(jobs, round_id=0), expected)
 
 
 def test_clients_laid_out_in_portions_train_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     module = Clicks()
     bound, jobs = cohort(module, SIZES)
-    expected = Sequential(module, bound, None, TRAINING).train(jobs, round_id=0, seed=1)
+    expected = Sequential(module, bound, None, TRAINING).train(jobs, round_id=0)
     monkeypatch.setattr(learner_module, "AT_ONCE", 500)
     learner = Vectorised(module, bound, None, TRAINING, slots=2)
-    assert_same(learner.train(jobs, round_id=0, seed=1), expected)
+    assert_same(learner.train(jobs, round_id=0), expected)
 
 
 def test_only_trained_rows_count_and_cover_rows_stay() -> None:
@@ -235,8 +242,8 @@ def test_only_trained_rows_count_and_cover_rows_stay() -> None:
             "categories": bound.derived_maps()["categories"].row_ids(items),
         }
         kept.append(replace(each, submodel=replace(each.submodel, trained=fewer)))
-    expected = Sequential(module, bound, None, TRAINING).train(kept, round_id=0, seed=1)
-    found = Vectorised(module, bound, None, TRAINING).train(kept, round_id=0, seed=1)
+    expected = Sequential(module, bound, None, TRAINING).train(kept, round_id=0)
+    found = Vectorised(module, bound, None, TRAINING).train(kept, round_id=0)
     assert_same(found, expected)
     assert any(0 < t.examples < len(j.examples) for t, j in zip(found, kept, strict=True))
 
@@ -249,8 +256,8 @@ def test_a_loss_of_ones_own() -> None:
     bound, jobs = cohort(module, SIZES)
     learner = best(module, bound, squared, TRAINING, sample=jobs, compile=False)
     assert learner.name == "vectorised", learner.reason
-    expected = Sequential(module, bound, squared, TRAINING).train(jobs, round_id=0, seed=1)
-    assert_same(learner.train(jobs, round_id=0, seed=1), expected)
+    expected = Sequential(module, bound, squared, TRAINING).train(jobs, round_id=0)
+    assert_same(learner.train(jobs, round_id=0), expected)
 
 
 def test_short_histories_are_not_padded_to_the_full_length() -> None:
@@ -263,9 +270,9 @@ def test_short_histories_are_not_padded_to_the_full_length() -> None:
 
     module = Watching()
     bound, jobs = cohort(module, (6, 5), longest=3)
-    expected = Sequential(module, bound, None, TRAINING).train(jobs, round_id=0, seed=1)
+    expected = Sequential(module, bound, None, TRAINING).train(jobs, round_id=0)
     seen.clear()
-    found = Vectorised(module, bound, None, TRAINING).train(jobs, round_id=0, seed=1)
+    found = Vectorised(module, bound, None, TRAINING).train(jobs, round_id=0)
     assert_same(found, expected)
     assert set(seen) == {4}  # 3 rounded up to a quarter of 8
 
@@ -287,8 +294,8 @@ def test_a_sequence_is_not_cut_where_another_column_goes_with_it() -> None:
         jobs[at] = replace(each, examples=each.examples.with_field("age", age))
     learner = best(module, bound, None, TRAINING, sample=jobs, compile=False)
     assert learner.name == "vectorised", learner.reason
-    expected = Sequential(module, bound, None, TRAINING).train(jobs, round_id=0, seed=1)
-    assert_same(learner.train(jobs, round_id=0, seed=1), expected)
+    expected = Sequential(module, bound, None, TRAINING).train(jobs, round_id=0)
+    assert_same(learner.train(jobs, round_id=0), expected)
     assert "full length" not in learner.reason  # nothing had to be tried first
 
 
@@ -297,8 +304,8 @@ def test_sequences_of_different_lengths_meet_in_one_cohort() -> None:
     bound, jobs = cohort(module, (6, 5, 4), longest=5)
     short = jobs[1].examples.with_field("history", jobs[1].examples["history"][:, :5])
     jobs[1] = replace(jobs[1], examples=short)
-    expected = Sequential(module, bound, None, TRAINING).train(jobs, round_id=0, seed=1)
-    found = Vectorised(module, bound, None, TRAINING).train(jobs, round_id=0, seed=1)
+    expected = Sequential(module, bound, None, TRAINING).train(jobs, round_id=0)
+    found = Vectorised(module, bound, None, TRAINING).train(jobs, round_id=0)
     assert_same(found, expected)
 
 
@@ -306,8 +313,8 @@ def test_nobody_with_examples_gives_nothing() -> None:
     module = Clicks()
     bound, jobs = cohort(module, (0, 0))
     learner = Vectorised(module, bound, None, TRAINING)
-    assert [t.update.weight for t in learner.train(jobs, round_id=0, seed=1)] == [0, 0]
-    assert learner.train([], round_id=0, seed=1) == []
+    assert [t.update.weight for t in learner.train(jobs, round_id=0)] == [0, 0]
+    assert learner.train([], round_id=0) == []
 
 
 # --- What must not spread -------------------------------------------------------------------------
@@ -320,9 +327,9 @@ def test_a_client_whose_loss_is_not_finite_does_not_touch_the_others() -> None:
     bad = jobs[3].examples["rate"].copy()
     bad[4] = np.nan
     jobs[3] = replace(jobs[3], examples=jobs[3].examples.with_field("rate", bad))
-    expected = Sequential(module, bound, None, training).train(jobs, round_id=0, seed=1)
+    expected = Sequential(module, bound, None, training).train(jobs, round_id=0)
     # Two slots: whoever follows the bad client gets its place.
-    found = Vectorised(module, bound, None, training, slots=2).train(jobs, round_id=0, seed=1)
+    found = Vectorised(module, bound, None, training, slots=2).train(jobs, round_id=0)
     assert [t.finite for t in found] == [at != 3 for at in range(len(jobs))]
     assert not found[3].update.dense.any() and found[3].update.weight == 0
     assert_same(found, expected)
@@ -336,7 +343,7 @@ def test_training_leaves_the_module_the_jobs_and_torch_as_they_were() -> None:
     rows = jobs[0].submodel.tables["items"].values.copy()
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     learner = best(module, bound, None, TRAINING, sample=jobs, compile=False)
-    learner.train(jobs, round_id=0, seed=1)
+    learner.train(jobs, round_id=0)
     assert not module.training
     assert all(torch.equal(p, before[name]) for name, p in module.named_parameters())
     assert_array_equal(jobs[0].submodel.dense, dense)
@@ -346,11 +353,12 @@ def test_training_leaves_the_module_the_jobs_and_torch_as_they_were() -> None:
     assert float(torch.tensor([1e-40]) * 1.0) > 0  # denormals are numbers again
 
 
-def test_the_same_jobs_and_seed_give_the_same_bits() -> None:
+def test_the_same_jobs_and_coins_give_the_same_bits() -> None:
     module = WithDropout()
     bound, jobs = cohort(module, SIZES)
     learner = Vectorised(module, bound, None, replace(TRAINING, batch=64), slots=3)
-    one, again, other = (learner.train(jobs, round_id=0, seed=seed) for seed in (1, 1, 2))
+    others = [replace(job, coins=job.coins.derive("other")) for job in jobs]
+    one, again, other = (learner.train(each, round_id=0) for each in (jobs, jobs, others))
     for a, b in zip(one, again, strict=True):
         assert_array_equal(a.update.dense, b.update.dense)
     # A client with one example has but one order: what differs there is what dropout draws.
@@ -380,8 +388,8 @@ def test_a_module_that_cannot_go_side_by_side_goes_one_by_one_and_says_why(
     assert learner.name == "one by one"
     assert why in learner.reason
     assert "\n" not in learner.reason
-    expected = Sequential(module, bound, None, training).train(jobs, round_id=0, seed=1)
-    assert_same(learner.train(jobs, round_id=0, seed=1), expected)
+    expected = Sequential(module, bound, None, training).train(jobs, round_id=0)
+    assert_same(learner.train(jobs, round_id=0), expected)
     assert capfd.readouterr() == ("", "")
 
 
@@ -391,8 +399,8 @@ def test_a_module_that_needs_the_full_length_gets_it() -> None:
     learner = best(module, bound, None, TRAINING, sample=jobs, compile=False)
     assert learner.name == "vectorised"
     assert "full length" in learner.reason
-    expected = Sequential(module, bound, None, TRAINING).train(jobs, round_id=0, seed=1)
-    assert_same(learner.train(jobs, round_id=0, seed=1), expected)
+    expected = Sequential(module, bound, None, TRAINING).train(jobs, round_id=0)
+    assert_same(learner.train(jobs, round_id=0), expected)
 
 
 def test_dropout_goes_side_by_side_with_draws_of_its_own_for_each_client() -> None:
@@ -402,7 +410,7 @@ def test_dropout_goes_side_by_side_with_draws_of_its_own_for_each_client() -> No
     assert learner.name == "vectorised"
     assert "random" in learner.reason
     # Two clients with the same number, examples and weights differ by nothing but what they draw.
-    one, twin = learner.train([jobs[0], jobs[0]], round_id=0, seed=1)
+    one, twin = learner.train([jobs[0], jobs[0]], round_id=0)
     assert one.finite and twin.finite
     assert (one.update.dense != twin.update.dense).any()
 
@@ -434,8 +442,8 @@ def test_where_compiling_fails_the_step_is_used_uncompiled(
     assert "much more" not in learner.reason
     # And where it fails only later, for another shape, the round goes on all the same.
     late = Vectorised(module, bound, None, TRAINING, compile=True, slots=3)
-    expected = Sequential(module, bound, None, TRAINING).train(jobs, round_id=0, seed=1)
-    assert_same(late.train(jobs, round_id=0, seed=1), expected)
+    expected = Sequential(module, bound, None, TRAINING).train(jobs, round_id=0)
+    assert_same(late.train(jobs, round_id=0), expected)
     assert "not compiled for 3 slots" in late.reason
     assert capfd.readouterr() == ("", "")
 
@@ -472,11 +480,11 @@ def test_a_compiled_step_trains_as_one_by_one_does(make: Callable[[], nn.Module]
     learner = best(module, bound, None, training, sample=jobs, slots=4)
     assert learner.name == "compiled", learner.reason
     # The long client is left alone at the end: both shapes are used.
-    found = learner.train(jobs, round_id=1, seed=5)
-    again = learner.train(jobs, round_id=1, seed=5)
+    found = learner.train(jobs, round_id=1)
+    again = learner.train(jobs, round_id=1)
     for one, other in zip(found, again, strict=True):
         assert_array_equal(one.update.dense, other.update.dense)
     if make is Clicks:
-        expected = Sequential(module, bound, None, training).train(jobs, round_id=1, seed=5)
+        expected = Sequential(module, bound, None, training).train(jobs, round_id=1)
         assert_same(found, expected)
     assert "not compiled" not in learner.reason

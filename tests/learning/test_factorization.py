@@ -8,6 +8,7 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from torch.func import functional_call, grad
 
+from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.declaration import Local, Table
@@ -57,6 +58,7 @@ def job(user: int, items: list[int], trained: list[int] | None = None, whole: bo
         Submodel(np.zeros(0, np.float32), {"items": TablePart(held, values)}, {"items": own}),
         ratings(user, items),
         {"users": TablePart(own_ids, model.users.weight.detach().numpy()[own_ids.astype(int)])},
+        coins=Secret(int(user).to_bytes(32, "big")),
     )
 
 
@@ -94,7 +96,7 @@ def test_every_client_takes_its_own_step_then_says_where_its_rows_go(epochs, rou
     )
     rated = {0: [1, 4, 7], 1: [4], 2: [0, 1, 2, 3, 4, 5, 11], 3: [7, 11]}
     jobs = [job(user, items, whole=user == 2) for user, items in rated.items()]
-    outcomes = Factorizer(BOUND, training).train(jobs, round_id=round_id, seed=0)
+    outcomes = Factorizer(BOUND, training).train(jobs, round_id=round_id)
     for (user, items), found in zip(rated.items(), outcomes, strict=True):
         own, deltas = by_autograd(user, items, training, round_id)
         assert found.finite and found.examples == found.update.weight == len(items)
@@ -105,31 +107,31 @@ def test_every_client_takes_its_own_step_then_says_where_its_rows_go(epochs, rou
 
 
 def test_a_client_is_the_same_in_any_company():
-    alone = Factorizer(BOUND, TRAINING).train([job(2, [3, 5, 6])], round_id=1, seed=0)[0]
+    alone = Factorizer(BOUND, TRAINING).train([job(2, [3, 5, 6])], round_id=1)[0]
     company = [job(0, []), job(2, [3, 5, 6]), job(1, [3, 5]), job(3, [])]
-    among = Factorizer(BOUND, TRAINING).train(company, round_id=1, seed=9)[1]
+    among = Factorizer(BOUND, TRAINING).train(company, round_id=1)[1]
     assert_array_equal(alone.update.tables["items"].values, among.update.tables["items"].values)
     assert_array_equal(alone.local["users"].values, among.local["users"].values)
 
 
 def test_who_has_no_ratings_says_nothing_and_stays_as_it_was():
-    found = Factorizer(BOUND, TRAINING).train([job(0, [1, 2]), job(1, [])], round_id=0, seed=0)[1]
+    found = Factorizer(BOUND, TRAINING).train([job(0, [1, 2]), job(1, [])], round_id=0)[1]
     assert found.finite and found.examples == 0 and found.update.weight == 0
     assert found.update.tables["items"].values.shape == (0, FACTORS + 1)
 
 
 def test_ratings_of_rows_that_may_not_be_trained_are_left_out():
-    cut = Factorizer(BOUND, TRAINING).train([job(1, [2, 8, 9], trained=[2, 9])], round_id=0, seed=0)
+    cut = Factorizer(BOUND, TRAINING).train([job(1, [2, 8, 9], trained=[2, 9])], round_id=0)
     assert cut[0].examples == 2
     assert_array_equal(cut[0].update.tables["items"].counts, [1, 1])
-    cover = Factorizer(BOUND, TRAINING).train([job(1, [2], trained=[2, 9])], round_id=0, seed=0)
+    cover = Factorizer(BOUND, TRAINING).train([job(1, [2], trained=[2, 9])], round_id=0)
     assert_array_equal(cover[0].update.tables["items"].counts, [1, 0])
     assert not cover[0].update.tables["items"].values[1].any()
 
 
 def test_an_item_rated_twice_moves_by_the_mean_and_counts_twice():
     twice = job(1, [5, 5])
-    found = Factorizer(BOUND, TRAINING).train([twice], round_id=0, seed=0)[0]
+    found = Factorizer(BOUND, TRAINING).train([twice], round_id=0)[0]
     own, deltas = by_autograd(1, [5, 5], TRAINING, 0)
     assert_allclose(found.local["users"].values[0], own, rtol=2e-5)
     update = found.update.tables["items"]
@@ -145,7 +147,7 @@ def test_an_item_rated_twice_moves_by_the_mean_and_counts_twice():
 def test_a_rating_that_is_no_number_costs_its_client_alone():
     sick = job(0, [1, 2])
     sick.examples["label"][0] = np.nan
-    found = Factorizer(BOUND, TRAINING).train([sick, job(1, [1, 2])], round_id=0, seed=0)
+    found = Factorizer(BOUND, TRAINING).train([sick, job(1, [1, 2])], round_id=0)
     assert not found[0].finite and found[0].update.weight == 0
     assert not found[0].update.tables["items"].values.any()
     assert_array_equal(found[0].local["users"].values, sick.local["users"].values)
@@ -155,7 +157,7 @@ def test_a_rating_that_is_no_number_costs_its_client_alone():
 def test_a_shop_is_its_people_each_alone_and_the_mean_of_what_they_say_about_an_item():
     rated = {1: [2, 5, 5], 2: [5, 7], 3: [0]}
     alone = {
-        user: Factorizer(BOUND, TRAINING).train([job(user, items)], round_id=2, seed=0)[0]
+        user: Factorizer(BOUND, TRAINING).train([job(user, items)], round_id=2)[0]
         for user, items in rated.items()
     }
     model, ids = module(), np.array(sorted({i for own in rated.values() for i in own}), np.uint64)
@@ -176,9 +178,10 @@ def test_a_shop_is_its_people_each_alone_and_the_mean_of_what_they_say_about_an_
             }
         ),
         {"users": TablePart(people, model.users.weight.detach().numpy()[people.astype(int)])},
+        coins=Secret(bytes(32)),
     )
     other = job(0, [5, 7])
-    found = Factorizer(BOUND, TRAINING).train([other, shop], round_id=2, seed=0)[1]
+    found = Factorizer(BOUND, TRAINING).train([other, shop], round_id=2)[1]
     assert found.examples == found.update.weight == 6
     update = found.update.tables["items"]
     for place, user in enumerate(people):
@@ -202,7 +205,8 @@ def test_factors_are_trained_on_whole_sets_of_people_whose_rows_are_at_hand():
     others = TablePart(np.array([1, 2], np.uint64), np.zeros((2, FACTORS + 1), np.float32))
     with pytest.raises(MisuseError, match="without a row"):
         Factorizer(BOUND, TRAINING).train(
-            [Job(0, two.submodel, two.examples, {"users": others})], round_id=0, seed=0
+            [Job(0, two.submodel, two.examples, {"users": others}, coins=Secret(bytes(32)))],
+            round_id=0,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,14 @@ from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tessera.crypto.coins import CoinStream
+from tessera.crypto.prg import Label, Stream
+from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.declaration import Derived, Local, Table
-from tessera.learning.local import Job, Sequential, Trained, drawn, dropout_seed, order, prepare
+from tessera.learning.local import Job, Sequential, Trained, drawn, dropout_from, order, prepare
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.module_tables import Tables
 from tessera.learning.submodel import Submodel, TablePart
@@ -51,6 +55,10 @@ class Toy(nn.Module):
         seen = self.items(history.clamp(min=0)) * (history >= 0).unsqueeze(-1)
         parts = (self.items(batch["item"]), self.kinds(batch["kind"]), self.users(batch["user"]))
         return self.score(self.drop(torch.cat((*parts, seen.sum(1)), -1))).squeeze(-1)
+
+
+def coins_number(number: int) -> Secret:
+    return Secret(number.to_bytes(32, "big"))
 
 
 def toy(drop: float = 0.0) -> Toy:
@@ -87,12 +95,18 @@ def job_of(
         for table in bound.tables
     }
     local = {table.name: parts.pop(table.name) for table in bound.tables if table.local}
-    return Job(client, Submodel(bound.pack(module), parts, rows), examples, local)
+    return Job(
+        client,
+        Submodel(bound.pack(module), parts, rows),
+        examples,
+        local,
+        coins=Secret(int(client).to_bytes(32, "big")),
+    )
 
 
 def trained_by(module: nn.Module, training: LocalTraining, job: Job, round_id: int = 3) -> Trained:
     bound = Tables(TABLES).bind(module)
-    (outcome,) = Sequential(module, bound, None, training).train([job], round_id=round_id, seed=9)
+    (outcome,) = Sequential(module, bound, None, training).train([job], round_id=round_id)
     return outcome
 
 
@@ -112,7 +126,7 @@ def by_hand(
     )
     losses = []
     for epoch in range(training.epochs):
-        which = order(9, round_id, 2, epoch, len(examples))
+        which = order(coins_number(2), epoch, len(examples))
         for start in range(0, len(which), training.batch):
             part = examples.take(which[start : start + training.batch])
             batch = {name: torch.tensor(column) for name, column in part.fields.items()}
@@ -254,7 +268,7 @@ def test_a_client_that_is_not_finite_gives_zeros(bad: float, late: bool) -> None
     bound = Tables(TABLES).bind(module)
     jobs = [job_of(module, bound, made(seed)) for seed in (1, 2)]
     learner = Sequential(module, bound, poisoned_loss(bad, late), LocalTraining(batch=4))
-    for job, outcome in zip(jobs, learner.train(jobs, round_id=0, seed=0), strict=True):
+    for job, outcome in zip(jobs, learner.train(jobs, round_id=0), strict=True):
         assert not outcome.finite and outcome.examples == 11
         assert_zero(outcome, job)
 
@@ -267,7 +281,7 @@ def test_a_gradient_that_is_not_finite_is_seen_though_the_loss_is() -> None:
     bound = Tables(TABLES).bind(module)
     job = job_of(module, bound, made(1))
     learner = Sequential(module, bound, loss, LocalTraining(batch=11))
-    (outcome,) = learner.train([job], round_id=0, seed=0)
+    (outcome,) = learner.train([job], round_id=0)
     assert not outcome.finite
     assert_zero(outcome, job)
 
@@ -298,7 +312,7 @@ def test_a_sequence_that_is_always_empty_needs_no_row() -> None:
     examples = Examples({"history": np.full((3, 2), -1), "label": np.ones(3, np.float32)})
     job = job_of(module, bound, examples, trained=np.array([4, 5], np.uint64))
     learner = Sequential(module, bound, None, LocalTraining())
-    (outcome,) = learner.train([job], round_id=0, seed=0)
+    (outcome,) = learner.train([job], round_id=0)
     assert outcome.update.weight == 3 and outcome.update.dense.any()
     assert not outcome.update.tables["items"].values.any()
     assert not outcome.update.tables["items"].counts.any()
@@ -320,42 +334,53 @@ def test_a_module_without_tables_and_with_its_own_loss_is_trained() -> None:
         return F.cross_entropy(output, batch["kind"], reduction="none")
 
     learner = Sequential(module, bound, loss, LocalTraining(batch=40, rate=0.5))
-    job = Job(0, Submodel(bound.pack(module), {}, {}), examples)
-    (outcome,) = learner.train([job], round_id=0, seed=0)
+    job = Job(0, Submodel(bound.pack(module), {}, {}), examples, coins=Secret(bytes(32)))
+    (outcome,) = learner.train([job], round_id=0)
     x, kind = torch.tensor(examples["x"]), torch.tensor(examples["kind"])
     F.cross_entropy(nn.Linear.forward(module, x), kind).backward()
     gradient = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
     assert_allclose(outcome.update.dense, -0.5 * gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_dropout_is_seeded_per_client_and_round_and_leaves_no_trace() -> None:
+def test_dropout_follows_from_the_coins_and_leaves_no_trace() -> None:
     module = toy(drop=0.5)
     bound = Tables(TABLES).bind(module)
     examples = made(3)
     learner = Sequential(module, bound, None, LocalTraining(batch=11))
 
-    def dense(client: int, round_id: int, seed: int) -> np.ndarray:
-        job = job_of(module, bound, examples, client=client)
-        return learner.train([job], round_id=round_id, seed=seed)[0].update.dense
+    def dense(client: int, coins: int) -> np.ndarray:
+        job = replace(job_of(module, bound, examples, client=client), coins=coins_number(coins))
+        return learner.train([job], round_id=0)[0].update.dense
 
     state = torch.get_rng_state()
-    first = dense(1, 0, 0)
+    first = dense(1, 0)
     assert torch.equal(state, torch.get_rng_state())
     torch.rand(3)
-    assert_array_equal(dense(1, 0, 0), first)
-    for other in (dense(2, 0, 0), dense(1, 1, 0), dense(1, 0, 1)):
-        # One batch of all: only what was dropped can differ by more than rounding and rate.
-        assert np.abs(other - first).max() > 1e-3
+    assert_array_equal(dense(1, 0), first)
+    # One batch of all: only what was dropped can differ by more than rounding.
+    assert np.abs(dense(1, 1) - first).max() > 1e-3
 
 
-def test_every_client_round_and_seed_drops_by_itself() -> None:
-    def drawn(*key: int) -> list[float]:
-        with dropout_seed(*key):
-            return torch.rand(4).tolist()
+def test_nothing_that_is_drawn_follows_from_the_clients_number() -> None:
+    module = toy(drop=0.5)
+    bound = Tables(TABLES).bind(module)
+    learner = Sequential(module, bound, None, LocalTraining(batch=3, epochs=2))
+    job = job_of(module, bound, made(3), client=1)
+    other = replace(job, client=7)
+    one, two = learner.train([job, other], round_id=4)
+    assert_array_equal(one.update.dense, two.update.dense)
 
-    keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
-    assert len({tuple(drawn(*key)) for key in keys}) == 4
-    assert drawn(0, 0, 1) == drawn(0, 0, 1)
+
+def test_dropout_draws_from_a_state_that_is_drawn_whole() -> None:
+    """An independent Mersenne Twister with the same 624 words gives what torch then gives."""
+    coins = coins_number(5)
+    words = CoinStream(Stream.of(coins, Label.DROPOUT_MASKS)).words(624)
+    twister = np.random.MT19937()
+    key = (words & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+    twister.state = {"bit_generator": "MT19937", "state": {"key": key, "pos": 624}}
+    with dropout_from(coins):
+        found = torch.rand(1000) * 2**24
+    assert_array_equal(found.numpy(), twister.random_raw(1000) % 2**24)
 
 
 def test_clients_do_not_depend_on_each_other() -> None:
@@ -363,9 +388,9 @@ def test_clients_do_not_depend_on_each_other() -> None:
     bound = Tables(TABLES).bind(module)
     jobs = [job_of(module, bound, made(seed), client=seed) for seed in range(4)]
     learner = Sequential(module, bound, None, LocalTraining(batch=3))
-    together = learner.train(jobs, round_id=1, seed=5)
+    together = learner.train(jobs, round_id=1)
     for job, outcome in zip(reversed(jobs), reversed(together), strict=True):
-        (alone,) = learner.train([job], round_id=1, seed=5)
+        (alone,) = learner.train([job], round_id=1)
         assert_array_equal(alone.update.dense, outcome.update.dense)
 
 
@@ -381,7 +406,7 @@ def test_a_loss_that_cannot_work_is_refused(loss: Any, message: str) -> None:
     bound = Tables(TABLES).bind(module)
     with pytest.raises(ConfigError, match=message) as caught:
         job = job_of(module, bound, made(1))
-        Sequential(module, bound, loss, LocalTraining()).train([job], round_id=0, seed=0)
+        Sequential(module, bound, loss, LocalTraining()).train([job], round_id=0)
     assert caught.value.hint
 
 
@@ -390,7 +415,7 @@ def test_a_job_that_lacks_rows_is_a_bug_of_the_caller() -> None:
     bound = Tables(TABLES).bind(module)
     job = job_of(module, bound, made(1))
     with pytest.raises(MisuseError, match="'users' is missing"):
-        prepare(bound, Job(2, job.submodel, job.examples))
+        prepare(bound, Job(2, job.submodel, job.examples, coins=Secret(bytes(32))))
     short = {**job.submodel.tables, "items": TablePart(np.empty(0, np.uint64), np.empty((0, 3)))}
     with pytest.raises(MisuseError, match="not fetched"):
         prepare(
@@ -400,28 +425,27 @@ def test_a_job_that_lacks_rows_is_a_bug_of_the_caller() -> None:
                 Submodel(job.submodel.dense, short, job.submodel.trained),
                 job.examples,
                 job.local,
+                coins=Secret(bytes(32)),
             ),
         )
 
 
 def test_the_order_of_examples_is_a_shuffle_of_its_own_for_each_pass() -> None:
-    first = order(1, 2, 3, 0, 50)
+    first = order(coins_number(1), 0, 50)
     assert sorted(first.tolist()) == list(range(50))
-    assert_array_equal(order(1, 2, 3, 0, 50), first)
-    for other in ((0, 2, 3, 0), (1, 0, 3, 0), (1, 2, 0, 0), (1, 2, 3, 1)):
-        assert order(*other, 50).tolist() != first.tolist()
+    assert_array_equal(order(coins_number(1), 0, 50), first)
+    for coins, epoch in ((0, 0), (1, 1)):
+        assert order(coins_number(coins), epoch, 50).tolist() != first.tolist()
 
 
-def test_a_part_of_the_examples_is_drawn_anew_for_each_round_and_client() -> None:
+def test_a_part_of_the_examples_is_drawn_anew_with_the_coins_of_each_round() -> None:
     examples = Examples({"item": np.arange(50), "label": np.zeros(50, np.float32)})
-    first = drawn(examples, 20, seed=1, round_id=2, client=3)["item"]
+    first = drawn(examples, 20, coins_number(1))["item"]
     assert len(first) == len(set(first.tolist())) == 20
-    assert_array_equal(drawn(examples, 20, seed=1, round_id=2, client=3)["item"], first)
-    for seed, round_id, client in ((0, 2, 3), (1, 0, 3), (1, 2, 0)):
-        other = drawn(examples, 20, seed=seed, round_id=round_id, client=client)["item"]
-        assert set(other.tolist()) != set(first.tolist())
-    often = [drawn(examples, 20, seed=0, round_id=r, client=0)["item"] for r in range(200)]
+    assert_array_equal(drawn(examples, 20, coins_number(1))["item"], first)
+    assert set(drawn(examples, 20, coins_number(2))["item"].tolist()) != set(first.tolist())
+    often = [drawn(examples, 20, coins_number(r))["item"] for r in range(200)]
     counts = np.bincount(np.concatenate(often), minlength=50)  # 80 each, deviation 6.9
     assert counts.min() > 40 and counts.max() < 120
     for most in (0, 50, 99):
-        assert drawn(examples, most, seed=1, round_id=2, client=3) is examples
+        assert drawn(examples, most, coins_number(1)) is examples

@@ -40,7 +40,7 @@ NOISY = NoisySteps(clip=0.3, noise=0.8, steps=5, batch=4, drawing=EachExample(0.
 
 def with_secrets(jobs: Sequence[Job], first: int = 0) -> list[Job]:
     return [
-        replace(job, secret=Secret((first + at).to_bytes(32, "little")))
+        replace(job, coins=Secret((first + at).to_bytes(32, "little")))
         for at, job in enumerate(jobs)
     ]
 
@@ -99,8 +99,8 @@ def test_all_groups_at_once_train_as_one_by_one(
     slow = NoisySequential(module, bound, None, TRAINING, noisy)
     fast = NoisyVectorised(module, bound, None, TRAINING, noisy)
     jobs = with_secrets(jobs)
-    expected = slow.train(jobs, round_id=2, seed=0)
-    found = fast.train(jobs, round_id=2, seed=0)
+    expected = slow.train(jobs, round_id=2)
+    found = fast.train(jobs, round_id=2)
     # A value may be cut to the integer beside, in each step and group.
     assert_alike(found, expected, atol=40 * noisy.unit * TRAINING.rate * TRAINING.table_rate)
 
@@ -149,9 +149,9 @@ def test_fixed_shapes_train_as_one_by_one(
     bound, jobs = cohort(module, SIZES)
     noisy = replace(NOISY, drawing=drawing)
     jobs = with_secrets(jobs)
-    expected = NoisySequential(module, bound, None, TRAINING, noisy).train(jobs, round_id=2, seed=0)
+    expected = NoisySequential(module, bound, None, TRAINING, noisy).train(jobs, round_id=2)
     fixed = NoisyVectorised(module, bound, None, TRAINING, noisy, compile=True)
-    found = fixed.train(jobs, round_id=2, seed=0)
+    found = fixed.train(jobs, round_id=2)
     assert_alike(found, expected, atol=40 * noisy.unit * TRAINING.rate * TRAINING.table_rate)
     if isinstance(drawing, EachExample):
         assert len(shapes) == 1  # strides too: whatever is drawn, nothing is compiled again
@@ -170,8 +170,8 @@ def test_what_is_compiled_with_little_noise_trains_with_the_plans(
     jobs = with_secrets(jobs)
     slow = NoisySequential(module, bound, None, TRAINING, NOISY)
     assert_alike(
-        found.train(jobs, round_id=2, seed=0),
-        slow.train(jobs, round_id=2, seed=0),
+        found.train(jobs, round_id=2),
+        slow.train(jobs, round_id=2),
         atol=40 * NOISY.unit * TRAINING.rate * TRAINING.table_rate,
     )
 
@@ -219,8 +219,8 @@ def test_a_compiled_noisy_step_trains_as_one_by_one_and_leaves_out_what_is_not_f
     broken["rate"] = broken["rate"].copy()
     broken["rate"][4] = np.nan
     jobs = with_secrets([replace(jobs[0], examples=Examples(broken)), *jobs[1:]])
-    slow = NoisySequential(module, bound, None, TRAINING, NOISY).train(jobs, round_id=2, seed=0)
-    fast = found.train(jobs, round_id=2, seed=0)
+    slow = NoisySequential(module, bound, None, TRAINING, NOISY).train(jobs, round_id=2)
+    fast = found.train(jobs, round_id=2)
     assert fast[0].not_finite == slow[0].not_finite > 0
     atol = 40 * NOISY.unit * TRAINING.rate * TRAINING.table_rate
     for one, other in zip(fast, slow, strict=True):
@@ -233,19 +233,12 @@ def test_the_same_secret_gives_the_same_bits_and_another_does_not() -> None:
     module = Clicks()
     bound, jobs = cohort(module, (9, 6))
     fast = NoisyVectorised(module, bound, None, TRAINING, NOISY)
-    one, again = (fast.train(with_secrets(jobs), round_id=0, seed=0) for _ in range(2))
-    other = fast.train(with_secrets(jobs, first=9), round_id=0, seed=0)
+    one, again = (fast.train(with_secrets(jobs), round_id=0) for _ in range(2))
+    other = fast.train(with_secrets(jobs, first=9), round_id=0)
     for a, b, c in zip(one, again, other, strict=True):
         for x, y, z in zip(parts_of(a), parts_of(b), parts_of(c), strict=True):
             assert_array_equal(x, y)
             assert not np.array_equal(x, z)
-
-
-def test_a_client_without_a_secret_is_refused() -> None:
-    module = Clicks()
-    bound, jobs = cohort(module, (9,))
-    with pytest.raises(MisuseError, match="no secret"):
-        NoisyVectorised(module, bound, None, TRAINING, NOISY).train(jobs, round_id=0, seed=0)
 
 
 # --- sensitivity ----------------------------------------------------------------------------------
@@ -303,8 +296,8 @@ def test_an_id_that_is_repeated_adds_up_before_the_norm() -> None:
     one.fields["history"][:] = one["item"][:, None]
     jobs = with_secrets([job(module, bound, 5, one)])
     noisy = replace(NOISY, noise=0.01, steps=2, drawing=EachExample(1.0))
-    slow = NoisySequential(module, bound, None, TRAINING, noisy).train(jobs, round_id=0, seed=0)
-    fast = NoisyVectorised(module, bound, None, TRAINING, noisy).train(jobs, round_id=0, seed=0)
+    slow = NoisySequential(module, bound, None, TRAINING, noisy).train(jobs, round_id=0)
+    fast = NoisyVectorised(module, bound, None, TRAINING, noisy).train(jobs, round_id=0)
     assert_alike(fast, slow, atol=1e-4)
 
 
@@ -312,7 +305,7 @@ def test_what_is_sent_does_not_count_examples() -> None:
     module = Clicks()
     bound, jobs = cohort(module, SIZES)
     fast = NoisyVectorised(module, bound, None, TRAINING, NOISY)
-    for trained, job_ in zip(fast.train(with_secrets(jobs), round_id=0, seed=0), jobs, strict=True):
+    for trained, job_ in zip(fast.train(with_secrets(jobs), round_id=0), jobs, strict=True):
         assert trained.update.weight == 1
         for name, part in trained.update.tables.items():
             assert len(part.counts) == len(job_.submodel.trained[name])
@@ -332,9 +325,9 @@ def test_an_example_without_a_finite_gradient_is_left_out_alone() -> None:
         NoisySequential(module, bound, None, TRAINING, noisy),
         NoisyVectorised(module, bound, None, TRAINING, noisy),
     ):
-        (found,) = learner.train(jobs, round_id=0, seed=0)
+        (found,) = learner.train(jobs, round_id=0)
         (expected,) = learner.train(
-            [replace(jobs[0], examples=one.examples.take(without))], round_id=0, seed=0
+            [replace(jobs[0], examples=one.examples.take(without))], round_id=0
         )
         assert found.finite and found.not_finite == 1
         assert_allclose(found.update.dense, expected.update.dense, atol=1e-6)
@@ -387,13 +380,13 @@ def test_an_example_on_which_the_module_fails_is_left_out_alone() -> None:
     kept = [replace(jobs[0], examples=one.examples.take(np.delete(np.arange(9), 4)))]
     for kind in (NoisySequential, NoisyVectorised):
         learner = kind(module, bound, None, TRAINING, noisy)
-        (found,) = learner.train(jobs, round_id=0, seed=0)
-        (expected,) = learner.train(kept, round_id=0, seed=0)
+        (found,) = learner.train(jobs, round_id=0)
+        (expected,) = learner.train(kept, round_id=0)
         assert found.finite and found.not_finite == 2 and not expected.not_finite
         for a, b in zip(parts_of(found), parts_of(expected), strict=True):
             assert_allclose(a, b, atol=4 * noisy.unit * TRAINING.rate * TRAINING.table_rate)
         with pytest.raises(ValueError, match="beyond 1"):
-            kind(module, bound, None, TRAINING, noisy, raises=True).train(jobs, round_id=0, seed=0)
+            kind(module, bound, None, TRAINING, noisy, raises=True).train(jobs, round_id=0)
 
 
 def test_a_module_that_fails_when_it_is_tried_stops_the_run() -> None:
@@ -425,7 +418,7 @@ def deltas(kind: type[NoisyClient], secrets: int, steps: int) -> np.ndarray:
     found = []
     for secret in range(secrets):
         learner = NoisySequential(module, bound, None, TRAINING, noisy)
-        prepared = at_hand(bound, replace(one, secret=Secret(secret.to_bytes(32, "big"))))
+        prepared = at_hand(bound, replace(one, coins=Secret(secret.to_bytes(32, "big"))))
         client = kind(
             prepared,
             TRAINING,

@@ -78,12 +78,12 @@ def shop(rated: dict[int, list[int]], row_of: dict[int, int] | None = None, secr
             }
         ),
         {"users": TablePart(own, model.users.weight.detach().numpy()[own.astype(int)])},
-        Secret(secret.to_bytes(32, "little")),
+        coins=Secret(secret.to_bytes(32, "little")),
     )
 
 
 def train(job: Job, noisy: NoisySteps = NOISY) -> Trained:
-    (found,) = NoisyFactorizer(BOUND, TRAINING, noisy).train([job], round_id=0, seed=0)
+    (found,) = NoisyFactorizer(BOUND, TRAINING, noisy).train([job], round_id=0)
     return found
 
 
@@ -254,9 +254,9 @@ def test_canaries_that_are_people_stay_under_the_claim_unless_nothing_is_clipped
                 }
             ),
             {"users": TablePart(np.unique(who).astype(np.uint64), values[present])},
-            entropy.secret(Label.CANARIES, at),
+            coins=entropy.secret(Label.CANARIES, at),
         )
-        (found,) = learner.train([job], round_id=0, seed=0)
+        (found,) = learner.train([job], round_id=0)
         seen[at] = found.update.tables["items"].values[:, 0]
     scores = likelihood_ratios(seen, GaussianNoise(noise, ((1, 1.0),)))
     bound_found = Guessing(scores, present).bound(delta=delta, level=0.99)

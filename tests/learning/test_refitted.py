@@ -7,6 +7,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
+from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.declaration import Local, Table
@@ -54,6 +55,7 @@ def job(user: int, items: list[int], factors: int, trained: list[int] | None = N
         Submodel(np.zeros(0, np.float32), {"items": TablePart(own, values)}, {"items": own}),
         examples,
         {"users": TablePart(own_ids, local)},
+        coins=Secret(int(user).to_bytes(32, "big")),
     )
 
 
@@ -81,7 +83,7 @@ def test_own_rows_are_least_squares_and_items_step_along_their_errors(factors):
     learner = refitter(factors)
     assert isinstance(learner, HomeFitting)
     homes = learner.fitted(jobs)
-    for one, found, home in zip(jobs, learner.train(jobs, round_id=2, seed=0), homes, strict=True):
+    for one, found, home in zip(jobs, learner.train(jobs, round_id=2), homes, strict=True):
         own, deltas = by_least_squares(one, factors, 2)
         assert_allclose(found.local["users"].values[0], own, rtol=1e-4, atol=1e-5)
         assert_array_equal(home["users"].values, found.local["users"].values)
@@ -103,19 +105,19 @@ def test_the_module_predicts_what_the_own_row_was_fitted_to():
 
 
 def test_a_client_is_the_same_in_any_company_and_on_its_own_rows_only():
-    alone = refitter(0).train([job(2, [3, 5, 6], 0)], round_id=1, seed=0)[0]
+    alone = refitter(0).train([job(2, [3, 5, 6], 0)], round_id=1)[0]
     company = [job(0, [], 0), job(2, [3, 5, 6], 0), job(1, [3, 5], 0)]
-    among = refitter(0).train(company, round_id=1, seed=9)
+    among = refitter(0).train(company, round_id=1)
     assert_array_equal(among[1].update.tables["items"].values, alone.update.tables["items"].values)
     assert among[0].examples == among[0].update.weight == 0
-    cut = refitter(0).train([job(2, [3, 5, 6, 7], 0, trained=[3, 5, 6])], round_id=1, seed=0)[0]
+    cut = refitter(0).train([job(2, [3, 5, 6, 7], 0, trained=[3, 5, 6])], round_id=1)[0]
     assert cut.examples == 3
 
 
 def test_a_rating_that_is_no_number_costs_its_client_alone():
     bad = job(1, [2, 4], 0)
     bad.examples["label"][0] = np.nan
-    found = refitter(0).train([bad, job(2, [2, 3], 0)], round_id=0, seed=0)
+    found = refitter(0).train([bad, job(2, [2, 3], 0)], round_id=0)
     assert not found[0].finite and not found[0].update.tables["items"].values.any()
     assert_array_equal(found[0].local["users"].values, bad.local["users"].values)
     assert found[1].finite
@@ -128,7 +130,7 @@ def test_what_cannot_be_fitted_again_is_refused():
     two = job(0, [1], 0)
     people = TablePart(np.array([0, 1], np.uint64), np.zeros((2, COLUMNS + 1), np.float32))
     with pytest.raises(MisuseError, match="several people"):
-        shop = Job(0, two.submodel, two.examples, {"users": people})
-        refitter(0).train([shop], round_id=0, seed=0)
+        shop = Job(0, two.submodel, two.examples, {"users": people}, coins=Secret(bytes(32)))
+        refitter(0).train([shop], round_id=0)
     with pytest.raises(ConfigError, match="-1 factors"):
         Refitted(3, 3, columns=2, factors=-1)

@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from torch import nn
 from torch.nn import functional as F
 
+from tessera.crypto.secret import Secret
 from tessera.data.examples import ClientData, Examples
 from tessera.data.speakers_like import speakers_like
 from tessera.errors import ConfigError
@@ -51,7 +52,12 @@ def job(bound, net, examples: Examples, extra, client: int = 0) -> Job:
     rows = np.union1d(bound.row_ids_of(examples)["words"], np.asarray(extra, np.uint64))
     parts = {t.name: TablePart(rows, bound.initial(t.name)[rows]) for t in bound.tables}
     dense = bound.pack(net)
-    return Job(client, Submodel(dense, parts, dict.fromkeys(parts, rows)), examples)
+    return Job(
+        client,
+        Submodel(dense, parts, dict.fromkeys(parts, rows)),
+        examples,
+        coins=Secret(int(client).to_bytes(32, "big")),
+    )
 
 
 # --- the loss -------------------------------------------------------------------------------------
@@ -104,7 +110,7 @@ def test_every_candidate_is_trained_and_counts_do_not_tell_which_are_own():
     extra = np.setdiff1d(np.arange(WORDS, dtype=np.uint64), own)[:7]
     one = job(bound, net, examples, extra)
     (found,) = Sequential(net, bound, LOSS, LocalTraining(batch=4, rate=0.1)).train(
-        [one], round_id=0, seed=0
+        [one], round_id=0
     )
     update = found.update.tables["words"]
     assert np.abs(update.values).max(axis=1).min() > 0
@@ -122,7 +128,7 @@ def test_a_client_trains_on_its_candidates_as_a_plain_program_does():
     extra = np.setdiff1d(np.arange(WORDS, dtype=np.uint64), own)[:7]
     one = job(bound, net, examples, extra)
     (found,) = Sequential(net, bound, LOSS, LocalTraining(batch=0, rate=0.5)).train(
-        [one], round_id=0, seed=0
+        [one], round_id=0
     )
     rows = one.submodel.trained["words"]
     small = NextWord(len(rows), length=3, width=WIDTH, hidden=4, dropout=0.0)
@@ -154,9 +160,7 @@ def test_side_by_side_it_trains_as_one_by_one(decay):
     fast = best(net, bound, LOSS, training, sample=jobs, compile=False)
     assert fast.name == "vectorised", fast.reason
     slow = Sequential(net, bound, LOSS, training)
-    for a, b in zip(
-        slow.train(jobs, round_id=0, seed=0), fast.train(jobs, round_id=0, seed=0), strict=True
-    ):
+    for a, b in zip(slow.train(jobs, round_id=0), fast.train(jobs, round_id=0), strict=True):
         assert_allclose(a.update.dense, b.update.dense, atol=1e-6)
         for name, table in a.update.tables.items():
             assert_allclose(table.values, b.update.tables[name].values, atol=1e-6)

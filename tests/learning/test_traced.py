@@ -11,6 +11,7 @@ from tests.learning import test_cohort as clicks
 from tests.learning import test_softmax as words
 from torch import Tensor, nn
 
+from tessera.crypto.secret import Secret
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.cohort import Vectorised, traced
 from tessera.learning.cohort import learner as learner_module
@@ -80,7 +81,12 @@ def tied_job(bound: BoundModel, net: nn.Module, client: int) -> Job:
         t.name: words.TablePart(own, bound.initial(t.name)[own.astype(int)]) for t in bound.tables
     }
     dense = bound.pack(net)
-    return Job(client, words.Submodel(dense, parts, dict.fromkeys(parts, own)), examples)
+    return Job(
+        client,
+        words.Submodel(dense, parts, dict.fromkeys(parts, own)),
+        examples,
+        coins=Secret(int(client).to_bytes(32, "big")),
+    )
 
 
 CASES = {
@@ -132,7 +138,7 @@ def operations(case: str) -> list[str]:
     """What the recorded step of a case runs."""
     module, bound, loss, jobs = CASES[case]()
     step = Traced(Vectorised(module, bound, loss, TRAINING).eager, pytest.fail)
-    laid_out = lay_out(bound, TRAINING, [prepare(bound, j) for j in jobs], round_id=0, seed=0)
+    laid_out = lay_out(bound, TRAINING, [prepare(bound, j) for j in jobs])
     slots = Slots(bound, laid_out, len(jobs))
     for client in range(len(jobs)):
         slots.fill(client)
@@ -167,10 +173,10 @@ def test_a_recording_that_computes_something_else_is_not_used(monkeypatch):
     monkeypatch.setattr(learner_module, "RECORD_FROM", 1)
     module, bound, loss, jobs = of_words()
     learner = Vectorised(module, bound, loss, TRAINING)
-    found = learner.train(jobs, round_id=0, seed=1)
+    found = learner.train(jobs, round_id=0)
     assert "not recorded for 3 slots" in learner.reason
     assert "trains differently" in learner.reason
-    expected = Sequential(module, bound, loss, TRAINING).train(jobs, round_id=0, seed=1)
+    expected = Sequential(module, bound, loss, TRAINING).train(jobs, round_id=0)
     clicks.assert_same(found, expected)
 
 
@@ -179,9 +185,7 @@ def test_a_cohort_of_long_clients_trains_as_one_by_one_does(case, monkeypatch):
     monkeypatch.setattr(learner_module, "RECORD_FROM", 2)
     module, bound, loss, jobs = CASES[case]()
     learner = Vectorised(module, bound, loss, TRAINING, slots=2)
-    found = learner.train(jobs, round_id=1, seed=1)
+    found = learner.train(jobs, round_id=1)
     assert not learner.reason
     assert learner._made  # something was recorded
-    clicks.assert_same(
-        found, Sequential(module, bound, loss, TRAINING).train(jobs, round_id=1, seed=1)
-    )
+    clicks.assert_same(found, Sequential(module, bound, loss, TRAINING).train(jobs, round_id=1))

@@ -23,6 +23,7 @@ from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.params import SecAggParams
 from tessera.protocols.secagg.server import Server
 from tessera.rounds.client import ClientRound
+from tessera.rounds.coins import simulated_coins
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.plan import (
     ModelPlan,
@@ -128,9 +129,8 @@ def federation(
         """As its [dp] says."""
         outcome = plain(round_id, submodels)
         for client, update in outcome.updates.items():
-            outcome.updates[client] = noisy_contribution(
-                settings, round_id, client, update, entropy
-            )
+            coins = simulated_coins(entropy, settings, round_id, client)
+            outcome.updates[client] = noisy_contribution(settings, update, coins)
         return outcome
 
     return Federation(

@@ -81,7 +81,7 @@ def steep_loss(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
 class Trains(Protocol):
     """The part of a learner that is asked for."""
 
-    def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]: ...
+    def train(self, jobs: Sequence[Job], *, round_id: int) -> list[Trained]: ...
 
 
 MakeLearner = Callable[[nn.Module, BoundModel, NoisySteps], Trains]
@@ -100,7 +100,7 @@ class PrintedCanaries:
         self.module, self.bound, self.share = module, bound, share
         self.noisy = replace(noisy, clip=1.0, steps=1, batch=1)
 
-    def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]:
+    def train(self, jobs: Sequence[Job], *, round_id: int) -> list[Trained]:
         found = []
         for job in jobs:
             batches = self.noisy.drawing
@@ -109,7 +109,7 @@ class PrintedCanaries:
             size = max(1, round(self.share * len(job.examples)))
             noisy = replace(self.noisy, drawing=replace(batches, size=size))
             learner = NoisyVectorised(self.module, self.bound, steep_loss, TRAINING, noisy)
-            found += learner.train([job], round_id=round_id, seed=seed)
+            found += learner.train([job], round_id=round_id)
         return found
 
 
@@ -345,10 +345,10 @@ def trained(
     trainer = learner(module, bound, steps_of(setting))
     for round_id in range(rounds):
         jobs = [
-            Job(client, submodel, own, secret=entropy.secret(Label.CANARIES, round_id, client))
+            Job(client, submodel, own, coins=entropy.secret(Label.CANARIES, round_id, client))
             for client, own in enumerate(examples)
         ]
-        found = trainer.train(jobs, round_id=round_id, seed=0)
+        found = trainer.train(jobs, round_id=round_id)
         yield np.stack([one.update.tables[TABLE].values[:, 0] for one in found]).astype(np.float64)
 
 

@@ -104,8 +104,8 @@ def observe_rows(
         for canary, there in enumerate(which):
             secret = entropy.secret(Label.CANARIES, "row", at, canary)
             own = cut.apply(bound, worlds[int(there)], secret)
-            jobs.append(Job(canary, submodel, own, secret=secret))
-        return [found.update for found in learner.train(jobs, round_id=0, seed=0)]
+            jobs.append(Job(canary, submodel, own, coins=secret))
+        return [found.update for found in learner.train(jobs, round_id=0)]
 
     moved = np.zeros((rounds, canaries))
     # As many examples as stay: no coin changes them, and where others add noise nothing else does.

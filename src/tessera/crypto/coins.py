@@ -45,6 +45,10 @@ class CoinStream(WordReader):
             return np.ones(count, dtype=np.bool_)
         return words < np.uint64(int(probability * 2**64))
 
+    def permutation(self, count: int) -> npt.NDArray[np.int64]:
+        """The numbers below `count` in an order by chance: two equal words have 2^-64 each."""
+        return np.argsort(self.words(count), kind="stable")
+
     def uniform(self, count: int) -> npt.NDArray[np.float64]:
         """Numbers from [0, 1), multiples of 2^-53."""
         return (self.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53

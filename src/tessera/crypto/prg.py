@@ -69,11 +69,18 @@ class Label(StrEnum):
     DECOYS = "decoys"  # a client's or a period's secret -> the decoy ids of its unions
     WHOLE_CATALOGUE = "whole table of"  # a catalogue of all ids -> its digest
     LISTED_CATALOGUE = "listed"  # a catalogue of listed ids -> its digest
-    CLIENT_SECRET = "client"  # entropy -> a client's secret for its whole time between two servers
-    NEGATIVES_SECRET = "negatives"  # entropy -> what a client's negatives follow from
+    CLIENT_SECRET = "client"  # entropy -> a client's lasting secret in a federation
+    OWN_ROWS = "own rows"  # that -> the first values of the rows that never leave it
     NEGATIVES = "negative rows"  # that -> rows that it takes beside its own
     SAMPLED_NEGATIVES = "sampled negatives"  # that -> items beside a client's clicks
     MASK_VALIDATION = "mask validation"  # that -> what a client's mask is not fitted to at first
+    TRAINING_COINS = "training coins"  # a round's root -> what a client draws while it trains
+    EXAMPLES_DRAWN = "examples drawn"  # those -> which examples it trains on
+    EXAMPLE_ORDER = "example order"  # the same -> the order of its batches in a local pass
+    DROPOUT_MASKS = "dropout masks"  # the same -> which units of the module are left out
+    CENTRAL_COINS = "central coins"  # entropy -> what is drawn where all data is in one place
+    CENTRAL_NEGATIVES = "central negatives"  # a batch's -> rows beside its own in a softmax
+    CENTRAL_BATCH = "central batch"  # those -> dropout and negatives of one batch
     ROWS_KEPT = "rows kept"  # a client's secret -> which rows it keeps under the cap
     PERIOD_SECRET = "index privacy: period secret"  # entropy -> a period's secret
     PERMANENT_RESPONSE = "index privacy: permanent answer"  # a period's secret -> a word per row
@@ -83,7 +90,7 @@ class Label(StrEnum):
 
     # Noise, and who is in a noisy step
     COHORT_COINS = "cohort coins"  # a leader's entropy -> who is in a round's cohort
-    CLIENT_NOISE = "client noise"  # entropy -> a client's secret of one round's noisy training
+    CLIENT_NOISE = "client noise"  # training coins -> the noise that a client adds to its update
     SERVER_NOISE = "server noise"  # entropy -> the noise of `CentralSubDP`, as printed
     STATISTIC_NOISE = "statistic noise"  # entropy -> noise on a sum that is no update
     STATISTIC_SHARE = "statistic share"  # entropy -> a client's share of its part for a helper

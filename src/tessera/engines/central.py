@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 from zipfile import BadZipFile
@@ -17,16 +18,21 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy
+from tessera.crypto.prg import Label
 from tessera.data.examples import ClientData, Examples
 from tessera.engines.early_stopping import EarlyStopping
+from tessera.engines.run_root import run_root
 from tessera.engines.setup import SetupProgress, set_up
-from tessera.engines.training import run_root
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
+from tessera.learning.bound_model import BoundTable
 from tessera.learning.central import CentralTrainer, round_size
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.npz import read_npz
+from tessera.learning.own_rows import OwnRows
 from tessera.learning.scores import evaluate
+from tessera.learning.tables import StoredTable
+from tessera.rounds.coins import lasting_secret
 from tessera.rounds.events import Event, RoundFinished, TrainingEnded
 from tessera.rounds.plan import Plan
 from tessera.tasks import Task
@@ -69,10 +75,11 @@ class CentralTraining:
             task.loss,
             replace(training, table_rate=1.0),  # it is for clients' few examples
             examples=task.data.train,
+            tables={t.name: self._begins(t, entropy) for t in self.bound.tables},
+            coins=entropy.secret(Label.CENTRAL_COINS, plan.federation),
             batch=settings.batch,
             optimizer=settings.optimizer,
             rate=settings.rate,
-            seed=plan.seed,
             negatives=settings.negatives,
         )
         self.how = f"{settings.optimizer}, rate {settings.rate:g}, in batches of {settings.batch}"
@@ -81,6 +88,13 @@ class CentralTraining:
         self._saved = 0
         if self._path is not None and self._path.exists():
             self._load(self._path)
+
+    def _begins(self, table: BoundTable, entropy: Entropy) -> StoredTable:
+        """A table before training; a client's own rows begin as they do in a federation."""
+        if not table.local:
+            return self.bound.table(table.name, seed=self.plan.seed)
+        secret_of = partial(lasting_secret, entropy, self.plan.federation)
+        return OwnRows(self.bound, table.name, self.task.data, secret_of)
 
     def __enter__(self) -> Self:
         return self

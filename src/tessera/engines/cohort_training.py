@@ -30,8 +30,8 @@ class TrainingOutcome:
 
     `loss` adds up over `examples`; `not_finite` counts the clients whose training broke and who
     send zeros, `groups_not_finite` groups of examples that were left out alone, where there is
-    noise; `failed` has those who have no update at all, and why. `largest` has the most examples of
-    one person in a client's batch, where noise goes by it.
+    noise; `failed` has those whose training raised an error, and which. `largest` has the most
+    examples of one person in a client's batch, where noise goes by it.
     """
 
     updates: dict[ClientId, ModelUpdate] = field(default_factory=dict)
@@ -71,7 +71,8 @@ def one_by_one(trainers: Mapping[ClientId, ClientTrainer]) -> CohortTrainer:
 def failing_alone(trainer: CohortTrainer) -> CohortTrainer:
     """The same trainer, but a failure of one client's training does not affect the others.
 
-    If joint training fails, it is not known whose failure it was: then each is trained alone.
+    If joint training fails, it is not known whose failure it was: then each is trained alone. If
+    all of several fail, the reason is no client's data, and it is raised.
     """
 
     def train_cohort(round_id: RoundId, submodels: Mapping[ClientId, Submodel]) -> TrainingOutcome:
@@ -81,10 +82,12 @@ def failing_alone(trainer: CohortTrainer) -> CohortTrainer:
             if len(submodels) == 1:
                 (client,) = submodels
                 return TrainingOutcome(failed={client: f"training raised {type(error).__name__}"})
-        outcome = TrainingOutcome()
-        for client, submodel in submodels.items():
-            outcome.add(train_cohort(round_id, {client: submodel}))
-        return outcome
+            outcome = TrainingOutcome()
+            for client, submodel in submodels.items():
+                outcome.add(train_cohort(round_id, {client: submodel}))
+            if len(outcome.failed) == len(submodels):
+                raise
+            return outcome
 
     return train_cohort
 

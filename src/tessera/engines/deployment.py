@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tessera.crypto.entropy import Entropy
+from tessera.crypto.secret import Secret
 from tessera.engines import population
 from tessera.engines.bundle import Bundle
 from tessera.engines.journal import Journal, explained
@@ -206,7 +207,7 @@ def synthetic_maker(bundle: Bundle) -> ClientMaker:
             real = population.real_rows(plan, client, rows)
             return LocalState(real=real, periods=periods, ledger=ledger, derived=maps)
 
-        def train(_: RoundId, submodel: Submodel) -> TrainingResult:
+        def train(_: RoundId, submodel: Submodel, coins: Secret) -> TrainingResult:
             return TrainingResult(update(submodel))
 
         return local, train

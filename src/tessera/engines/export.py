@@ -14,6 +14,7 @@ from tessera import __version__, tasks
 from tessera.crypto.entropy import RootedEntropy
 from tessera.engines import central, training
 from tessera.engines.central import CentralTraining
+from tessera.engines.run_root import entropy_of
 from tessera.engines.runs import CHECKPOINT, MODEL, RunFolder
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
@@ -55,7 +56,7 @@ def export_run(
             hint="export without them; in a real run they never leave their client",
         )
     _check_checkpoint(folder, log.plan)
-    with _restored(task, log.plan, folder / CHECKPOINT) as stood:
+    with _restored(task, log) as stood:
         if not stood.rounds_done:
             raise _nothing_yet(folder)
         _check_memory(stood.bound)
@@ -91,12 +92,12 @@ def named_task(log: RunFolder, data: Path | None = None) -> Task:
 # --- the run as it stands -------------------------------------------------------------------------
 
 
-def _restored(task: Task, plan: Plan, checkpoint: Path) -> Training | CentralTraining:
-    # No secret is needed to read a model. With entropy of its own no root is read, or made.
-    entropy = RootedEntropy.fresh()
-    if not schemes.of(plan).federated:
-        return CentralTraining(task, plan, folder=checkpoint, entropy=entropy)
-    return Training(task, plan, folder=checkpoint, entropy=entropy)
+def _restored(task: Task, log: RunFolder) -> Training | CentralTraining:
+    plan, checkpoint = log.plan, log.folder / CHECKPOINT
+    if not schemes.of(plan).federated:  # its state holds the rows of what clients have drawn
+        return CentralTraining(task, plan, folder=checkpoint, entropy=entropy_of(log))
+    # No secret is needed to read a shared model. With entropy of its own no root is read, or made.
+    return Training(task, plan, folder=checkpoint, entropy=RootedEntropy.fresh())
 
 
 def _check_checkpoint(folder: Path, plan: Plan) -> None:

@@ -9,7 +9,7 @@ decoded.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,7 @@ from tessera.rounds.events import Event, PhaseClosed, RoundFinished
 from tessera.rounds.fixed_groups import FixedGroup
 from tessera.rounds.ideal import RoundTrainer
 from tessera.rounds.ideal_round import run_ideal
+from tessera.rounds.local_state import Word
 from tessera.rounds.plan import Plan
 from tessera.rounds.roles import ClientParty, RoundClient, RoundServer, ServerParty
 from tessera.rounds.server_model import ServerModel
@@ -98,8 +99,10 @@ class Federation:
             ServerModel(plan, dense=dense, tables=tables, derived=derived, popularity=popularity),
             party,
             groups=groups,
-            evaluate=evaluate,
+            evaluate=None if evaluate is None else self._tested,
         )
+        self._evaluate = evaluate
+        self._named: Mapping[ClientId, ClientId] = {}
         self.helper_course: HelperCourse | None = None
         self._set_own_rounds(participants)
 
@@ -183,22 +186,19 @@ class Federation:
             yield given_up
             return
         round_id, named = drawn.round_id, drawn.named
+        self._named = named
         real = self._is_real(round_id)
         faults = list(self._faults(round_id, sorted(named))) if self._faults else []
         parts = [self._subcohort(drawn, part, faults) for part in drawn.parts]
         self.last = parts[0].server
         training = TrainingOutcome()
-        # With two servers a client whose training failed must still send a report.
-        trainer = self._trainer if self.two_server is None else failing_alone(self._trainer)
+        trainer = failing_alone(self._trainer)  # who fails sends zeros, as all others send values
 
         def train(submodels: Mapping[ClientId, Submodel]) -> Mapping[ClientId, ModelUpdate | None]:
             """Train under names of this round those who are known by their own."""
             trained = trainer(round_id, {named[c]: s for c, s in submodels.items()})
             training.add(trained)
-            return {
-                c: None if named[c] in trained.failed else trained.updates[named[c]]
-                for c in submodels
-            }
+            return {c: trained.updates.get(named[c]) for c in submodels}
 
         outcomes: list[PartOutcome] = []
         for part in parts:
@@ -220,9 +220,7 @@ class Federation:
             clock=lambda: time.monotonic() - started,
             largest={n: training.largest[c] for n, c in named.items() if c in training.largest},
         )
-        counted = self.survivors if isinstance(ended, RoundFinished) else {}
-        for name, client in named.items():  # nobody is told so in an ideal round
-            self.participants[client].local.settle(round_id, counted=name in counted)
+        self._settle(round_id, self.survivors if isinstance(ended, RoundFinished) else {})
         if self.helper_course is not None:
             helper, shown = parts[0].helper, outcomes[0].result
             if helper is not None:
@@ -234,6 +232,18 @@ class Federation:
                 ended, parts, outcomes, self.participants, training, scripted=scripted
             )
         yield ended
+
+    def _settle(self, round_id: RoundId, counted: Collection[ClientId]) -> None:
+        """Everybody hears whether its update has counted, in an ideal round, too."""
+        for name, client in self._named.items():
+            local = self.participants[client].local
+            local.settle(round_id, counted=name in counted, by=Word.SERVER)
+
+    def _tested(self, round_id: RoundId) -> float | None:
+        """The stepped model beside the rows that clients have kept."""
+        assert self._evaluate is not None
+        self._settle(round_id, self.survivors)
+        return self._evaluate(round_id)
 
     def _charge_absent(self, drawn: DrawnRound) -> None:
         """Of a secret cohort everybody is charged: who sees a sample does not see who is in it."""

@@ -18,12 +18,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto.entropy import RootedEntropy
 from tessera.data.examples import LABEL, ClientData, Examples
 from tessera.data.ratings import RatingData
 from tessera.engines.central import CentralTraining
 from tessera.engines.export import named_task
 from tessera.engines.recommend import check_run
+from tessera.engines.run_root import entropy_of
 from tessera.engines.runs import CHECKPOINT, RunFolder
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
@@ -124,7 +124,7 @@ def _standing(
 ) -> Iterator[tuple[Callable[[Examples], npt.NDArray[np.float32]], int]]:
     """What the model of the last checkpoint gives for examples, and the rounds behind it."""
     plan, checkpoint = complete(log.plan, task), log.folder / CHECKPOINT
-    entropy = RootedEntropy.fresh()  # the model alone is read
+    entropy = entropy_of(log)
     if not schemes.of(plan).federated:
         central = CentralTraining(task, plan, folder=checkpoint, entropy=entropy)
         parameters = central.central.parameters()

@@ -28,7 +28,7 @@ from typing import Final, Self
 from tessera.errors import ConfigError, MisuseError
 from tessera.privacy import period
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 NAME: Final = "journal.sqlite"
 LOCK: Final = "lock"
 
@@ -47,12 +47,12 @@ SCHEMA: Final = (
     """CREATE TABLE kept (
         party TEXT NOT NULL, part INTEGER NOT NULL, digest BLOB NOT NULL,
         source INTEGER, data BLOB, PRIMARY KEY (party, part, digest)) WITHOUT ROWID""",
-    # links: the round of each and the last one before it in which the peer spoke, what was received
-    # from a peer, and what is on its way to it. Rows are appended, so that a step writes few pages
-    # however many peers there are.
+    # links: the round of each, the last one before it in which the peer spoke and the last one in
+    # which its update counted, what was received from a peer, and what is on its way to it. Rows
+    # are appended, so that a step writes few pages however many peers there are.
     """CREATE TABLE link (
         party TEXT NOT NULL, peer TEXT NOT NULL, round_id INTEGER NOT NULL, before INTEGER NOT NULL,
-        PRIMARY KEY (party, peer)) WITHOUT ROWID""",
+        counted INTEGER NOT NULL, PRIMARY KEY (party, peer)) WITHOUT ROWID""",
     """CREATE TABLE received (
         id INTEGER PRIMARY KEY, party TEXT NOT NULL, peer TEXT NOT NULL, number INTEGER NOT NULL,
         digest BLOB NOT NULL, answer TEXT NOT NULL, data BLOB)""",
@@ -68,6 +68,10 @@ SCHEMA: Final = (
     """CREATE TABLE local_row (
         party TEXT NOT NULL, name TEXT NOT NULL, row_id INTEGER NOT NULL, data BLOB NOT NULL,
         PRIMARY KEY (party, name, row_id)) WITHOUT ROWID""",
+    # the same as a round has trained it whose outcome is not known yet
+    """CREATE TABLE pending_row (
+        party TEXT NOT NULL, name TEXT NOT NULL, row_id INTEGER NOT NULL, data BLOB NOT NULL,
+        round_id INTEGER NOT NULL, PRIMARY KEY (party, name, row_id)) WITHOUT ROWID""",
     """CREATE TABLE event (
         number INTEGER PRIMARY KEY AUTOINCREMENT, round_id INTEGER NOT NULL, data TEXT NOT NULL)""",
     *period.SCHEMA,

@@ -18,6 +18,7 @@ from tessera.crypto.secret import Secret
 from tessera.engines.charges import event_of, event_text
 from tessera.engines.journal import Journal
 from tessera.engines.link import Links
+from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.learning.residual import Offer, Residual
 from tessera.learning.submodel import TablePart
@@ -34,16 +35,16 @@ from tessera.privacy.period import (
 from tessera.protocols import wire
 from tessera.protocols.stored import MAX_STATE_BYTES
 from tessera.protocols.two_server.key_period import Marked, OwnKeys, check_rising
+from tessera.rounds.coins import lasting_secret
 from tessera.rounds.local_state import LocalState
-from tessera.rounds.negatives import secret_of
 from tessera.rounds.roles import StoredRole
 
 LAST_ROUND: Final = "last round"
 SECRET: Final = "secret"
-NEGATIVES: Final = "negatives"
 AGREEMENT: Final = "agreement"
 KEYS: Final = "keys"
 RESIDUAL: Final = "residual"
+BROKEN: Final = "broken"
 
 R = TypeVar("R", bound=Marked)
 
@@ -229,18 +230,25 @@ def load_local(journal: Journal, party: str, local: LocalState) -> None:
     local.agreement = None if agreed is None else _agreement(agreed)
     kept = journal.fact(party, RESIDUAL)
     local.residual = None if kept is None else _residual(kept)
+    local.broken = (journal.fact(party, BROKEN) or b"").decode()
 
 
-def own_negatives(
+def own_secret(
     journal: Journal, party: str, entropy: Entropy, federation: str, client: int
 ) -> Secret:
-    """What a client draws its negatives from: on disk before anything is drawn, and for good."""
-    stored = journal.fact(party, NEGATIVES)
+    """A client's lasting secret: on disk before anything is drawn from it, and for good."""
+    stored = journal.fact(party, SECRET)
     if stored is not None:
         return Secret(stored)
-    fresh = secret_of(entropy, federation, client)
+    if journal.fact(party, LAST_ROUND) is not None:
+        raise ConfigError(
+            f"{party} has been in rounds, and its secret is not in {journal.path}: with another "
+            "one its own rows and negatives would change, which shows whose they are",
+            hint="restore the folder as it was, or enrol as a new client with rows of its own",
+        )
+    fresh = lasting_secret(entropy, federation, client)
     with journal.step():
-        journal.set_fact(party, NEGATIVES, fresh.reveal())
+        journal.set_fact(party, SECRET, fresh.reveal())
     return fresh
 
 
@@ -264,6 +272,8 @@ def save_local(journal: Journal, party: str, local: LocalState) -> None:
         journal.set_fact(party, AGREEMENT, _agreement_text(local.agreement))
     if local.residual is not None:
         journal.set_fact(party, RESIDUAL, _residual_bytes(local.residual))
+    if local.broken or journal.fact(party, BROKEN):
+        journal.set_fact(party, BROKEN, local.broken.encode())
     (stored,) = journal.database.execute(
         "SELECT COALESCE(MAX(number), -1) + 1 FROM charge WHERE party = ?", (party,)
     ).fetchone()
@@ -304,25 +314,50 @@ def _agreement(text: bytes) -> Agreement:
     return Agreement(plan=bytes.fromhex(plan), decoys=decoys, catalogue=bytes.fromhex(catalogue))
 
 
-def local_rows(journal: Journal, party: str, name: str, width: int) -> TablePart:
-    """A client's rows of a table that never leaves it, as it last trained them."""
-    found = journal.database.execute(
-        "SELECT row_id, data FROM local_row WHERE party = ? AND name = ? ORDER BY row_id",
-        (party, name),
-    ).fetchall()
-    ids = np.array([row for row, _ in found], dtype=np.uint64)
-    values = np.frombuffer(b"".join(data for _, data in found), dtype="<f4").astype(np.float32)
-    return TablePart(ids, values.reshape(len(ids), width))
+class JournalRows:
+    """A client's rows of tables that never leave it: as they count, and as its last round has
+    trained them, until it is known whether that round did."""
 
+    def __init__(self, journal: Journal, party: str) -> None:
+        self._database, self._party = journal.database, party
 
-def save_local_rows(journal: Journal, party: str, rows: Mapping[str, TablePart]) -> None:
-    """Inside the step that sends the update they were trained with."""
-    for name, part in rows.items():
-        journal.database.executemany(
-            "INSERT INTO local_row VALUES (?, ?, ?, ?) "
-            "ON CONFLICT (party, name, row_id) DO UPDATE SET data = excluded.data",
-            [
-                (party, name, row, values.astype("<f4").tobytes())
-                for row, values in zip(part.ids.tolist(), part.values, strict=True)
-            ],
-        )
+    def of(self, name: str, width: int) -> TablePart:
+        """The rows of a table that have been trained."""
+        found = self._database.execute(
+            "SELECT row_id, data FROM local_row WHERE party = ? AND name = ? ORDER BY row_id",
+            (self._party, name),
+        ).fetchall()
+        ids = np.array([row for row, _ in found], dtype=np.uint64)
+        values = np.frombuffer(b"".join(data for _, data in found), dtype="<f4").astype(np.float32)
+        return TablePart(ids, values.reshape(len(ids), width))
+
+    @property
+    def pending(self) -> RoundId | None:
+        found = self._database.execute(
+            "SELECT round_id FROM pending_row WHERE party = ? LIMIT 1", (self._party,)
+        ).fetchone()
+        return None if found is None else RoundId(found[0])
+
+    def offer(self, round_id: RoundId, rows: Mapping[str, TablePart]) -> None:
+        """Inside the step that sends the update they were trained with."""
+        self._forget()
+        for name, part in rows.items():
+            self._database.executemany(
+                "INSERT INTO pending_row VALUES (?, ?, ?, ?, ?)",
+                [
+                    (self._party, name, row, values.astype("<f4").tobytes(), int(round_id))
+                    for row, values in zip(part.ids.tolist(), part.values, strict=True)
+                ],
+            )
+
+    def settle(self, *, counted: bool) -> None:
+        if counted:
+            self._database.execute(
+                "INSERT OR REPLACE INTO local_row "
+                "SELECT party, name, row_id, data FROM pending_row WHERE party = ?",
+                (self._party,),
+            )
+        self._forget()
+
+    def _forget(self) -> None:
+        self._database.execute("DELETE FROM pending_row WHERE party = ?", (self._party,))

@@ -51,14 +51,15 @@ class OldCopy(TesseraError):
 @dataclass(frozen=True, slots=True)
 class LinkStanding:
     """How far one side of a link is: in which round, how many messages it has sent and received,
-    how many of those it sent its peer has acknowledged, and in which round before this one it last
-    received any (-1: in none)."""
+    how many of those it sent its peer has acknowledged, in which round before this one it last
+    received any (-1: in none), and in which one the peer's update last counted (-1: in none)."""
 
     round_id: RoundId
     sent: int
     received: int
     acknowledged: int
     before: int = -1
+    counted: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class Link:
     def __init__(self, links: Links, peer: str) -> None:
         self._links, self.peer = links, peer
         self.round_id: RoundId | None = None
-        self.before = -1
+        self.before = self.counted = -1
         self.released = self.acknowledged = 0
         self.view: LinkView | None = None
         self._taken: list[Taken] = []  # by number
@@ -133,7 +134,7 @@ class Link:
         if self.round_id is None:
             raise MisuseError(f"{self.party} and {self.peer} are in no round")
         counts = (self.sent, self.received, self.acknowledged)
-        return LinkStanding(self.round_id, *counts, self.before)
+        return LinkStanding(self.round_id, *counts, self.before, self.counted)
 
     def begin(self, round_id: RoundId) -> None:
         """Another round: what belonged to the last one is let go."""
@@ -145,9 +146,19 @@ class Link:
         self.round_id = round_id
         self._taken, self._outgoing = [], []
         self.released = self.acknowledged = 0
+        self._write()
+
+    def has_counted(self) -> None:
+        """The peer's update is in the sum of this round."""
+        assert self.round_id is not None
+        self.counted = int(self.round_id)
+        self._write()
+
+    def _write(self) -> None:
+        assert self.round_id is not None
         self._links.database.execute(
-            "REPLACE INTO link VALUES (?, ?, ?, ?)",
-            (self.party, self.peer, int(round_id), self.before),
+            "REPLACE INTO link VALUES (?, ?, ?, ?, ?)",
+            (self.party, self.peer, int(self.round_id), self.before, self.counted),
         )
         self._changed()
 
@@ -288,11 +299,11 @@ class Links:
     def _restore(self) -> None:
         """In the order in which everything was written, which is that of the numbers."""
         mine = (self.party,)
-        for peer, round_id, before in self.database.execute(
-            "SELECT peer, round_id, before FROM link WHERE party = ?", mine
+        for peer, round_id, before, counted in self.database.execute(
+            "SELECT peer, round_id, before, counted FROM link WHERE party = ?", mine
         ):
             link = self._links[peer]
-            link.round_id, link.before = RoundId(round_id), before
+            link.round_id, link.before, link.counted = RoundId(round_id), before, counted
         for row, peer, digest, answer, kept in self.database.execute(
             "SELECT id, peer, digest, answer, data IS NOT NULL FROM received "
             "WHERE party = ? ORDER BY id",

@@ -61,10 +61,10 @@ def measured_round(
     cut = sum(client.clipped.cut for client in clients)
     values = sum(client.clipped.of for client in clients)
     broken = Counter(
-        training.failed.get(part.named[c], client.broken)
+        why
         for part in parts
         for c, client in part.clients.items()
-        if client.broken
+        if (why := training.failed.get(part.named[c], client.broken))
     )
     return replace(
         event,

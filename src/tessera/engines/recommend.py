@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto.entropy import RootedEntropy
 from tessera.data.examples import LABEL, NONE, ClientData, Examples
 from tessera.data.negatives import SecretOf
 from tessera.data.ratings import RatingData
@@ -22,15 +21,16 @@ from tessera.engines import central, training
 from tessera.engines.central import CentralTraining
 from tessera.engines.description import digest_of
 from tessera.engines.export import named_task
+from tessera.engines.run_root import entropy_of
 from tessera.engines.runs import CHECKPOINT, RunFolder
-from tessera.engines.training import Training, complete, entropy_of
+from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
 from tessera.learning.models.masked import fit
 from tessera.learning.ratings import BASE
 from tessera.learning.scores import evaluate
 from tessera.learning.setup import RatingSetup
 from tessera.rounds import schemes
-from tessera.rounds.negatives import secret_of
+from tessera.rounds.coins import lasting_secret
 from tessera.tasks import Task
 
 Ints = npt.NDArray[np.int64]
@@ -97,7 +97,7 @@ def recommendations(
     mean = None
     if isinstance(given, RatingData) and isinstance(task.setup, RatingSetup):
         mean = float(log.fact("setup", "mean"))
-        secret = partial(secret_of, entropy_of(log), log.plan.federation)
+        secret = partial(lasting_secret, entropy_of(log), log.plan.federation)
         whole = _rated(given, task.setup, client, mean, rows, secret)
     else:
         whole = _shown(given, client, rows)
@@ -226,6 +226,7 @@ def _shown(data: ClientData, client: int, rows: Ints) -> Examples:
 def _scores(log: RunFolder, task: Task, whole: Examples) -> tuple[npt.NDArray[np.float64], int]:
     """What the model of the last checkpoint gives for these, and the rounds behind it."""
     plan, checkpoint = complete(log.plan, task), log.folder / CHECKPOINT
+    entropy = entropy_of(log)
     still, data = task, task.data
     if isinstance(data, RatingData) and isinstance(task.setup, RatingSetup):
         # Without a set-up: what came of it is in the run's folder, or was made for this client.
@@ -234,12 +235,11 @@ def _scores(log: RunFolder, task: Task, whole: Examples) -> tuple[npt.NDArray[np
         still = replace(task, setup=None, data=replace(data, train=bare))
     stood: Training | CentralTraining
     if not schemes.of(plan).federated:
-        stood = CentralTraining(still, plan, folder=checkpoint, entropy=RootedEntropy.fresh())
+        stood = CentralTraining(still, plan, folder=checkpoint, entropy=entropy)
         raw = evaluate(stood.module, stood.bound, stood.central.parameters(), whole)
         rounds = stood.rounds_done
     else:
-        # No secret is needed to read a model. With entropy of its own no root is read, or made.
-        with Training(still, plan, folder=checkpoint, entropy=RootedEntropy.fresh()) as stood:
+        with Training(still, plan, folder=checkpoint, entropy=entropy) as stood:
             raw = stood.evaluation.scores(stood.dense, stood.tables | stood.local, whole)
             rounds = stood.rounds_done
     if raw.ndim != 1:

@@ -26,8 +26,8 @@ from tessera.errors import ConfigError
 from tessera.ids import ClientId
 from tessera.learning.setup import Progress, Setup, SetupResult
 from tessera.rounds import dp
+from tessera.rounds.coins import lasting_secret
 from tessera.rounds.fixed_groups import FixedGroup
-from tessera.rounds.negatives import secret_of
 from tessera.rounds.plan import Plan
 from tessera.tasks import Task
 
@@ -56,7 +56,7 @@ def set_up(
     about to leave. With fixed `groups` the sum is over their members, group by group: who waits for
     a group is in no sum.
     """
-    secret = partial(secret_of, entropy, plan.federation)
+    secret = partial(lasting_secret, entropy, plan.federation)
     task = replace(task, data=draw(task.data, secret))
     if task.setup is None:
         return task, None

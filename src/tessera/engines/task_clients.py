@@ -1,7 +1,6 @@
 """Clients of a named task, as members of a deployment: their examples, their local rows, PyTorch.
 
-A client's rows of tables that never leave it are in its journal; they change in the step that sends
-the update they were trained with.
+A client's rows of tables that never leave it are in its journal (`JournalRows`).
 """
 
 from __future__ import annotations
@@ -12,21 +11,23 @@ import numpy as np
 
 from tessera import tasks
 from tessera.crypto.entropy import Entropy
+from tessera.crypto.secret import Secret
 from tessera.data.negatives import draw_own
 from tessera.engines.bundle import Bundle
-from tessera.engines.contribution import client_secret
+from tessera.engines.client_training import ClientTraining
 from tessera.engines.deployment import ClientMaker
 from tessera.engines.journal import Journal
-from tessera.engines.journal_stores import local_rows, own_negatives
+from tessera.engines.journal_stores import JournalRows, own_secret
 from tessera.engines.link import name_of
-from tessera.engines.noisy import cut_examples, noisy_steps
+from tessera.engines.noisy import noisy_steps
 from tessera.engines.people import with_subjects
 from tessera.engines.service.client import MakeLocal, Train, TrainingResult
 from tessera.engines.training import complete
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
-from tessera.learning.local import Job, Learner, Sequential, drawn
+from tessera.learning.local import Learner, Sequential
 from tessera.learning.noisy.local import NoisySequential
+from tessera.learning.own_rows import first_rows
 from tessera.learning.submodel import Submodel, TablePart
 from tessera.privacy.ledger import Ledger
 from tessera.privacy.period import PeriodStore
@@ -57,6 +58,7 @@ def task_maker(bundle: Bundle, data: Path | None, entropy: Entropy) -> ClientMak
         learner = Sequential(module, bound, task.loss, training)
     else:
         learner = task.learner(bound, training)
+    client_training = ClientTraining(plan, bound, training, learner)
     maps = bound.derived_maps()
 
     def make(journal: Journal, client: ClientId) -> tuple[MakeLocal, Train]:
@@ -66,45 +68,37 @@ def task_maker(bundle: Bundle, data: Path | None, entropy: Entropy) -> ClientMak
                 hint="clients count from 0",
             )
         name = name_of(client)
-        lasting = own_negatives(journal, name, entropy, plan.federation, int(client))
-        examples = draw_own(task.data, int(client), lasting)
+        secret = own_secret(journal, name, entropy, plan.federation, int(client))
+        rows = JournalRows(journal, name)
+        examples = draw_own(task.data, int(client), secret)
         real, softmax = bound.row_ids_of(examples), bound.candidates
         if softmax is not None:
-            real = with_negatives(real, softmax.root, softmax.rows, softmax.negatives, lasting)
+            real = with_negatives(real, softmax.root, softmax.rows, softmax.negatives, secret)
 
         names = tasks.own_names(
             task, plan.task.name, data=data, options=plan.task.options, client=int(client)
         )
 
         def local(periods: PeriodStore, ledger: Ledger) -> LocalState:
-            return LocalState(real=real, periods=periods, ledger=ledger, derived=maps, names=names)
+            return LocalState(
+                real=real, periods=periods, ledger=ledger, derived=maps, names=names, rows=rows
+            )
 
         def own_rows() -> dict[str, TablePart]:
-            """As they were last trained, or as they begin."""
+            """As they were last trained in a round that counted, or as they begin."""
             found = {}
             for table, ids in bound.local_row_ids_of(examples).items():
-                values = bound.table(table, seed=plan.seed).values(ids)
-                stored = local_rows(journal, name, table, values.shape[1])
-                at = np.searchsorted(ids, stored.ids)
-                values[at] = stored.values
+                values = first_rows(bound, table, ids, secret)
+                trained = rows.of(table, values.shape[1])
+                values[np.searchsorted(ids, trained.ids)] = trained.values
                 found[table] = TablePart(ids, values)
             return found
 
-        def train(round_id: RoundId, submodel: Submodel) -> TrainingResult:
-            some = drawn(
-                examples,
-                training.examples,
-                seed=plan.seed,
-                round_id=int(round_id),
-                client=int(client),
-            )
-            secret = None
-            if noisy:
-                secret = client_secret(entropy, plan, round_id, client)
-                some = cut_examples(plan, bound, some, secret)
-            job = Job(int(client), submodel, some, own_rows(), secret)
-            (trained,) = learner.train([job], round_id=int(round_id), seed=plan.seed)
-            return TrainingResult(trained.update, trained.local)
+        def train(round_id: RoundId, submodel: Submodel, coins: Secret) -> TrainingResult:
+            job = client_training.job(int(client), submodel, examples, own_rows(), coins)
+            (trained,) = client_training.train([job], round_id)
+            broken = trained.failed and f"round {round_id}: {trained.failed}"
+            return TrainingResult(trained.update, trained.local, broken)
 
         return local, train
 

@@ -22,22 +22,23 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tessera.crypto.entropy import Entropy, RootedEntropy, ScriptedEntropy, SystemEntropy
+from tessera.crypto.entropy import Entropy, SystemEntropy
 from tessera.crypto.secret import Secret
 from tessera.data.examples import ClientData
+from tessera.engines.client_training import ClientTraining
 from tessera.engines.cohort_training import TrainingOutcome
-from tessera.engines.contribution import client_secret, contribution
+from tessera.engines.contribution import contribution
 from tessera.engines.dropouts import random_dropouts
 from tessera.engines.early_stopping import EarlyStopping
 from tessera.engines.evaluation import Evaluation
 from tessera.engines.federation import Federation
 from tessera.engines.learners import ChosenLearner, Trainer, choose
 from tessera.engines.ledgers import Ledgers
-from tessera.engines.noisy import check_examples, cut_examples, noisy_steps
-from tessera.engines.owner_only import write_owner_only
+from tessera.engines.noisy import check_examples, noisy_steps
 from tessera.engines.participant import Participant
 from tessera.engines.people import check_home, check_shared_rows, with_subjects
-from tessera.engines.runs import CHECKPOINT, RunFolder, check_round
+from tessera.engines.run_root import owners_folder, run_root
+from tessera.engines.runs import check_round
 from tessera.engines.selecting import select_rows
 from tessera.engines.setup import SetupProgress, set_up
 from tessera.engines.views import Views
@@ -47,8 +48,9 @@ from tessera.learning.arrays import Ids
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.lazy_table import LazyTable
-from tessera.learning.local import HomeFitting, Job, Trained, drawn
-from tessera.learning.local_training import FAILURES, LocalTraining
+from tessera.learning.local import HomeFitting, Job
+from tessera.learning.local_training import LocalTraining
+from tessera.learning.own_rows import OwnRows
 from tessera.learning.popularity import Popularity
 from tessera.learning.residual import Residual
 from tessera.learning.selection import TopBy, shapes_text
@@ -61,17 +63,17 @@ from tessera.privacy.period import MemoryPeriods
 from tessera.protocols.secagg.identity import Identity, identities
 from tessera.protocols.secagg.params import Threat
 from tessera.rounds import dp, schemes
+from tessera.rounds.coins import lasting_secret, simulated_coins
 from tessera.rounds.events import Event, TrainingEnded
 from tessera.rounds.fixed_groups import FixedGroup, formed
 from tessera.rounds.local_state import LocalState
-from tessera.rounds.negatives import secret_of, with_negatives
-from tessera.rounds.plan import Metrics, NoiseFrom, NoisyRows, Plan, TablePlan, UnionPlan
+from tessera.rounds.negatives import with_negatives
+from tessera.rounds.plan import Metrics, NoisyRows, Plan, TablePlan, UnionPlan
 from tessera.rounds.plan.dp import SETUP_SHARE, row_list_of, trained_with
 from tessera.tasks import Task
 
 STORE: Final = "model.sqlite"
 RESIDUALS: Final = "residuals/"  # no parameter of a module is called so
-ROOT: Final = "root.key"
 SECONDS_BETWEEN_CHECKPOINTS: Final = 5.0
 
 
@@ -189,14 +191,16 @@ class Clients(Mapping[ClientId, Participant]):
         entropy: Entropy | None = None,
         indicator: npt.NDArray[np.float64] | None = None,
         ledgers: Ledgers | None = None,
+        local: Mapping[str, StoredTable] | None = None,
     ) -> None:
         """Against an active server `entropy` gives everybody a signing key that all others know.
 
         `indicator` has for each client what it thinks of its own mask. Without `entropy` rows can
-        be counted, but negatives are others in every process. `ledgers` are charged for what was
-        summed up before the first round.
+        be counted, but their draws are others in every process. `ledgers` are charged for what was
+        summed up before the first round. `local` are the tables whose rows never leave a client.
         """
-        self._negatives_from = entropy or SystemEntropy()
+        self._secrets_from = entropy or SystemEntropy()
+        self._local = {} if local is None else local
         self._data, self._bound, self._indicator = task.data, bound, indicator
         self._plan, self._ledgers = plan, ledgers or Ledgers(plan)
         self._derived = bound.derived_maps()
@@ -211,8 +215,11 @@ class Clients(Mapping[ClientId, Participant]):
         if client not in self._known:
             raise KeyError(client)
         if client not in self._made:
+            secret = self.secret_of(client)
             local = LocalState(
-                real=self._rows(client),
+                real=self._rows(client, secret),
+                secret=secret,
+                rows=SimulatedRows(self._local),
                 periods=MemoryPeriods(),
                 ledger=self._ledgers.of(client),
                 derived=self._derived,
@@ -222,12 +229,15 @@ class Clients(Mapping[ClientId, Participant]):
             self._made[client] = Participant(local, identity)
         return self._made[client]
 
-    def _rows(self, client: ClientId) -> dict[str, Ids]:
+    def secret_of(self, client: int) -> Secret:
+        """A client's lasting secret."""
+        return lasting_secret(self._secrets_from, self._plan.federation, client)
+
+    def _rows(self, client: ClientId, secret: Secret) -> dict[str, Ids]:
         """The rows of its examples, and negatives where there is a softmax."""
         own, softmax = self._bound.row_ids_of(self._data.of(int(client))), self._bound.candidates
         if softmax is None:
             return own
-        secret = secret_of(self._negatives_from, self._plan.federation, int(client))
         return with_negatives(own, softmax.root, softmax.rows, softmax.negatives, secret)
 
     def residuals(self) -> Iterator[tuple[ClientId, npt.NDArray[np.int32]]]:
@@ -241,6 +251,24 @@ class Clients(Mapping[ClientId, Participant]):
 
     def __len__(self) -> int:
         return len(self.eligible)
+
+
+class SimulatedRows:
+    """One client's rows of local tables, which all clients of a simulation share by row."""
+
+    def __init__(self, tables: Mapping[str, StoredTable]) -> None:
+        self._tables = tables
+        self._offered: dict[str, TablePart] = {}
+        self.pending: RoundId | None = None
+
+    def offer(self, round_id: RoundId, rows: Mapping[str, TablePart]) -> None:
+        self.pending, self._offered = round_id, dict(rows)
+
+    def settle(self, *, counted: bool) -> None:
+        if counted:
+            for name, part in self._offered.items():
+                self._tables[name].put(part.ids, part.values, np.ones(len(part.ids), np.int64))
+        self.pending, self._offered = None, {}
 
 
 class Training:
@@ -278,12 +306,13 @@ class Training:
         self.task, self.plan = task, plan
         self.tables: dict[str, StoredTable] = {}
         self.local: dict[str, StoredTable] = {}
-        for t in self.bound.tables:
-            (self.local if t.local else self.tables)[t.name] = self.bound.table(
-                t.name, seed=plan.seed
-            )
         indicator = None if self.setup is None else self.setup.indicator
-        self.clients = Clients(task, self.bound, plan, self.entropy, indicator, ledgers)
+        self.clients = Clients(task, self.bound, plan, self.entropy, indicator, ledgers, self.local)
+        for t in self.bound.tables:
+            if t.local:
+                self.local[t.name] = OwnRows(self.bound, t.name, task.data, self.clients.secret_of)
+            else:
+                self.tables[t.name] = self.bound.table(t.name, seed=plan.seed)
         self.evaluation = Evaluation(task, self.module, self.bound)
         selecting = partial(on_setup, "selecting rows") if on_setup is not None else None
         self.popularity = select_rows(
@@ -375,12 +404,6 @@ class Training:
         """Whether clients clip examples or groups of them, most with noise in every step."""
         return self.plan.dp is not None and self.plan.dp.by_examples
 
-    @property
-    def _adds_its_own(self) -> bool:
-        """Whether every client adds all of the noise to its whole update, trained or not."""
-        dp_plan = self.plan.dp
-        return dp_plan is not None and not dp_plan.by_batches and dp_plan.trust is NoiseFrom.LOCAL
-
     # --- rounds ---------------------------------------------------------------------------------
 
     def run(self, rounds: int) -> Iterator[Event]:
@@ -416,33 +439,30 @@ class Training:
     ) -> TrainingOutcome:
         jobs = [self.job(client, submodel, round_id) for client, submodel in submodels.items()]
         started = time.process_time()
-        try:
-            trained = self.learner.learner.train(jobs, round_id=int(round_id), seed=self.plan.seed)
-        except FAILURES:
-            if not self._adds_its_own or len(jobs) > 1:
-                raise
-            trained = [_untrained(jobs[0])]  # zeros, and the noise that everybody adds
+        trained = self._client_training.train(jobs, round_id)
         spent = time.process_time() - started
         outcome = TrainingOutcome()
         every = max(1, sum(t.examples for t in trained))
-        for client, result in zip(submodels, trained, strict=True):
+        for client, job, result in zip(submodels, jobs, trained, strict=True):
             update = self._selected(submodels[client], result.update)
-            outcome.updates[client] = contribution(
-                self.plan, round_id, client, update, self.entropy
-            )
+            outcome.updates[client] = contribution(self.plan, update, job.coins)
             outcome.seconds[client] = spent * result.examples / every
             outcome.groups_not_finite += result.not_finite
             if result.most:
                 outcome.largest[client] = result.most
-            if not result.finite:
+            if result.failed:
+                outcome.failed[client] = result.failed
+            elif not result.finite:
                 outcome.not_finite += 1
             elif result.examples:
                 outcome.loss += result.loss * result.examples
                 outcome.examples += result.examples
-            for name, part in result.local.items():
-                ones = np.ones(len(part.ids), dtype=np.int64)
-                self.local[name].put(part.ids, part.values, ones)
+            self.clients[client].local.keep_pending(round_id, result.local)
         return outcome
+
+    @cached_property
+    def _client_training(self) -> ClientTraining:
+        return ClientTraining(self.plan, self.bound, self.local_training, self.learner.learner)
 
     def _selected(self, submodel: Submodel, update: ModelUpdate) -> ModelUpdate:
         """Without the rows that are not learnt: they would take a part of the clip."""
@@ -472,26 +492,17 @@ class Training:
         return ""
 
     def job(self, client: ClientId, submodel: Submodel, round_id: RoundId | None = None) -> Job:
-        """What this client trains: the submodel, its examples, and its own local rows.
-
-        In a round with noise also what this is drawn from.
-        """
-        examples = drawn(
-            self.task.data.of(int(client)),
-            self.local_training.examples,
-            seed=self.plan.seed,
-            round_id=0 if round_id is None else int(round_id),
-            client=int(client),
-        )
+        """What this client trains: the submodel, its examples, its own local rows and its coins;
+        outside a round all its examples, and nobody's coins."""
+        examples = self.task.data.of(int(client))
         own = {
             name: TablePart(ids, self.local[name].values(ids))
             for name, ids in self.bound.local_row_ids_of(examples).items()
         }
-        secret = None
-        if self.clips_examples and round_id is not None:
-            secret = client_secret(self.entropy, self.plan, round_id, client)
-            examples = cut_examples(self.plan, self.bound, examples, secret)
-        return Job(int(client), submodel, examples, own, secret)
+        if round_id is None:
+            return Job(int(client), submodel, examples, own, coins=Secret(bytes(32)))
+        coins = simulated_coins(self.entropy, self.plan, round_id, client)
+        return self._client_training.job(int(client), submodel, examples, own, coins)
 
     def _whole(self, client: ClientId) -> Submodel:
         """All that a client's examples touch, as it is now."""
@@ -571,7 +582,7 @@ class Training:
     # --- the checkpoint -------------------------------------------------------------------------
 
     def _open(self, folder: Path) -> ModelStore:
-        _private(folder)
+        owners_folder(folder)
         model = self.federation.model
         store = ModelStore.open(
             folder / STORE,
@@ -610,56 +621,3 @@ class Training:
             ids = np.array([client], dtype=np.uint64)
             if not np.array_equal(self.residuals.values(ids)[0], kept):
                 self.residuals.put(ids, kept.astype(np.float32)[None], np.ones(1, np.int64))
-
-
-def _untrained(job: Job) -> Trained:
-    """What a client has to send whose training failed: as many values as others, all zeros."""
-    tables = {
-        name: TableUpdate(
-            np.zeros((len(ids), job.submodel.tables[name].values.shape[1])),
-            np.zeros(len(ids), np.int64),
-        )
-        for name, ids in job.submodel.trained.items()
-    }
-    update = ModelUpdate(np.zeros(job.submodel.dense.size), 0, tables)
-    return Trained(update, {}, 0.0, 0, finite=False)
-
-
-def _private(folder: Path) -> None:
-    """A folder that only its owner reads: it holds the root, and simulated clients' local rows."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
-
-
-def run_root(folder: Path | None) -> RootedEntropy:
-    """The run's root: the stored one, or a fresh one, stored before anything follows from it."""
-    if folder is None:
-        return RootedEntropy.fresh()
-    path = folder / ROOT
-    if path.exists():
-        return _stored_root(path)
-    fresh = RootedEntropy.fresh()
-    _private(folder)
-    write_owner_only(path, fresh.root.reveal())
-    return fresh
-
-
-def _stored_root(path: Path) -> RootedEntropy:
-    root = path.read_bytes()
-    if len(root) != 32:
-        raise ConfigError(f"{path}: {len(root)} bytes where a root has 32", hint="start a new run")
-    return RootedEntropy(Secret(root))
-
-
-def entropy_of(log: RunFolder) -> Entropy:
-    """What the secrets of a run's clients followed from, to find again what they drew for good."""
-    script = log.facts.get("entropy_script")
-    if script is not None:
-        return ScriptedEntropy(str(script).encode())
-    path = log.folder / CHECKPOINT / ROOT
-    if not path.is_file():
-        raise ConfigError(
-            f"{path}: missing, and what the run's clients drew for themselves follows from it",
-            hint="copy the whole folder of the run, or start a new run",
-        )
-    return _stored_root(path)

@@ -17,7 +17,7 @@ from tessera.errors import ConfigError, MisuseError
 from tessera.learning.arrays import Floats, Ids, distinct
 from tessera.learning.declaration import Derived
 from tessera.learning.derived_map import DerivedMap
-from tessera.learning.initial import Distribution, Given
+from tessera.learning.initial import Given, Rule
 from tessera.learning.lazy_table import LazyTable
 from tessera.learning.spelling import closest
 from tessera.learning.table_spec import TableSpec
@@ -45,7 +45,7 @@ class BoundTable:
     derived_from: str | None
     local: bool
     fields: tuple[str, ...]
-    initial: Distribution | None = None
+    initial: Rule | None = None
     candidates: bool = False
 
 

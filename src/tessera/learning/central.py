@@ -16,12 +16,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from tessera.crypto.coins import CoinStream
+from tessera.crypto.prg import Label, Stream
+from tessera.crypto.secret import Secret
 from tessera.data.examples import ClientData, Examples
 from tessera.errors import ConfigError
 from tessera.learning.arrays import Floats, Ids
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.lazy_table import LazyTable
-from tessera.learning.local import Loss, click_loss, dropout_seed, gradients, tensor, train_mode
+from tessera.learning.local import (
+    Loss,
+    click_loss,
+    dropout_from,
+    gradients,
+    order,
+    tensor,
+    train_mode,
+)
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.softmax import CANDIDATES, log_weights
 from tessera.learning.tables import StoredTable
@@ -96,13 +107,17 @@ class CentralTrainer:
         training: LocalTraining,
         *,
         examples: Examples,
+        tables: Mapping[str, StoredTable],
+        coins: Secret,
         batch: int = 256,
         optimizer: Optimizer = "adam",
         rate: float | None = None,
-        seed: int = 0,
         negatives: int = 0,
     ) -> None:
-        """`negatives` are rows that a softmax has beside those of the batch; 0: all there are."""
+        """`tables` are as training begins. Order, dropout and negatives follow from the `coins`.
+
+        `negatives` are rows that a softmax has beside those of the batch; 0: all there are.
+        """
         if optimizer not in get_args(Optimizer):
             raise ConfigError(
                 f"central: optimizer = {optimizer!r}",
@@ -118,12 +133,8 @@ class CentralTrainer:
         self.training = training
         self.batch = batch
         self.rate = RATES.get(optimizer, training.rate) if rate is None else rate
-        self.seed = seed
         self.negatives = negatives
-        self._examples = examples
-        self._start: dict[str, StoredTable] = {
-            table.name: bound.table(table.name, seed=seed) for table in bound.tables
-        }
+        self._coins, self._examples, self._start = coins, examples, tables
         self._ids = bound.all_row_ids_of(examples)
         dense = torch.from_numpy(bound.pack(module)).view(1, bound.dense_size)
         self._parts = {DENSE: OptimizedRows(dense, optimizer)}
@@ -145,7 +156,7 @@ class CentralTrainer:
         with train_mode(self.module):
             while self._owed > 0:
                 which = self._order[self._at : self._at + self.batch]
-                with dropout_seed(self.seed, self._epoch, self._at):
+                with dropout_from(self._coins_here):
                     losses.append(self._step(which, rate))
                 self._owed -= which.size
                 self._at += which.size
@@ -203,7 +214,12 @@ class CentralTrainer:
         self._order = self._shuffled()
 
     def _shuffled(self) -> npt.NDArray[np.int64]:
-        return np.random.default_rng([self.seed, self._epoch]).permutation(len(self._examples))
+        return order(self._coins, self._epoch, len(self._examples))
+
+    @property
+    def _coins_here(self) -> Secret:
+        """Those of the next batch."""
+        return self._coins.derive(Label.CENTRAL_BATCH, self._epoch, self._at)
 
     def _step(self, which: npt.NDArray[np.int64], rate: float) -> Floats:
         """One batch; its losses before the step, or none if it had to be left out."""
@@ -244,7 +260,7 @@ class CentralTrainer:
     def _candidates(self, examples: Examples) -> tuple[Ids | None, dict[str, Tensor]]:
         """The rows that a softmax is over in this batch, and what they stand for.
 
-        Nothing is hidden in one place: negatives follow from the seed, anew for every batch.
+        Nothing is hidden in one place: negatives are drawn anew for every batch.
         """
         softmax = self.bound.candidates
         if softmax is None:
@@ -253,8 +269,9 @@ class CentralTrainer:
         if not self.negatives:
             return every, {}
         own = self.bound.row_ids_of(examples)[softmax.root]
-        rng = np.random.default_rng([self.seed, self._epoch, self._at])
-        drawn = every[rng.integers(0, every.size, min(self.negatives, every.size))]
+        coins = CoinStream(Stream.of(self._coins_here, Label.CENTRAL_NEGATIVES))
+        u = coins.uniform(min(self.negatives, every.size))
+        drawn = every[(u * every.size).astype(np.int64)]
         candidates = np.union1d(own, drawn)
         return candidates, {CANDIDATES: tensor(log_weights(every.size, candidates, own))}
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.learning.arrays import Ids
-from tessera.learning.initial import Distribution
+from tessera.learning.initial import Rule
 
 Source: TypeAlias = npt.NDArray[np.integer[Any]] | Callable[[Ids], npt.NDArray[np.integer[Any]]]
 """A public map from a parent's rows: an array over all of them, or a function of ids."""
@@ -22,9 +22,7 @@ class Table:
     be any number of rows: the module's parameter then only gives the width.
     """
 
-    def __init__(
-        self, *fields: str, size: int | None = None, initial: Distribution | None = None
-    ) -> None:
+    def __init__(self, *fields: str, size: int | None = None, initial: Rule | None = None) -> None:
         self.fields = fields
         self.size = size
         self.initial = initial
@@ -44,7 +42,7 @@ class Derived:
         fields: Mapping[str, str],
         *,
         size: int | None = None,
-        initial: Distribution | None = None,
+        initial: Rule | None = None,
     ) -> None:
         self.parent = parent
         self.source = source

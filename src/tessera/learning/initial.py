@@ -68,24 +68,38 @@ class Given:
 
 ZEROS: Final = Zeros()
 
-Distribution: TypeAlias = Zeros | Uniform | Normal | Given
+
+@dataclass(frozen=True, slots=True)
+class PerClient:
+    """Every client draws its rows from a secret of its own: no public rule gives them."""
+
+    def __str__(self) -> str:
+        return "drawn by each client"
 
 
-def initial_values(initial: Zeros | Uniform | Normal, key: bytes, ids: Ids, width: int) -> Floats:
+Rule: TypeAlias = Zeros | Uniform | Normal
+Distribution: TypeAlias = Rule | Given | PerClient
+
+
+def initial_values(initial: Rule, key: bytes, ids: Ids, width: int) -> Floats:
     """The values (k, width) of these rows before any update; `key` is 16 bytes, and public."""
     values = np.zeros((ids.size, width), dtype=np.float32)
     if isinstance(initial, Zeros):
         return values
-    cipher = Cipher(algorithms.AES(key), modes.ECB())
     # In parts whose float64 temporaries stay in the cache; the result does not depend on it.
     step = max(1, _CHUNK_WORDS // width)
     for start in range(0, ids.size, step):
-        u = _unit_interval(cipher, ids[start : start + step], width)
-        if isinstance(initial, Uniform):
-            values[start : start + step] = (2.0 * u - 1.0) * initial.bound
-        else:
-            values[start : start + step] = _normal_quantile(u) * initial.std
+        values[start : start + step] = shaped(initial, units(key, ids[start : start + step], width))
     return values
+
+
+def shaped(initial: Rule, u: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Values of this distribution from numbers in (0, 1)."""
+    if isinstance(initial, Zeros):
+        return np.zeros_like(u)
+    if isinstance(initial, Uniform):
+        return (2.0 * u - 1.0) * initial.bound
+    return _normal_quantile(u) * initial.std
 
 
 def _check_scale(what: str, value: float) -> None:
@@ -96,13 +110,14 @@ def _check_scale(what: str, value: float) -> None:
         )
 
 
-def _unit_interval(cipher: Cipher[modes.ECB], ids: Ids, width: int) -> NDArray[np.float64]:
+def units(key: bytes, ids: Ids, width: int) -> NDArray[np.float64]:
     """Numbers in (0, 1), shape (k, width): block c of row id is AES_key(id || c), 4 words each.
 
     This is counter mode with the id in the counter: a row needs no state and no predecessor, and
-    one call encrypts the blocks of all rows. The words are public; AES is here because it is
-    exact, fast and everywhere, not because anything has to stay hidden.
+    one call encrypts the blocks of all rows. The key of a shared table is public, and AES is there
+    because it is exact, fast and everywhere; that of a client's own rows is secret.
     """
+    cipher = Cipher(algorithms.AES(key), modes.ECB())
     blocks = -(-width // 4)
     counters = np.empty((ids.size, blocks, 2), dtype="<u8")
     counters[:, :, 0] = ids[:, None]

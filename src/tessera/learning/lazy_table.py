@@ -33,15 +33,19 @@ class LazyTable(StoredTable):
     def touched_ids(self) -> Ids:
         return self._slots.ids
 
+    def holds(self, ids: Ids) -> NDArray[np.bool_]:
+        """Which of these rows are kept."""
+        return self._slots.find(ids) >= 0
+
     def _read(self, ids: Ids) -> Floats:
         slots = self._slots.find(ids)
         untouched = slots < 0
         if not untouched.any():
             return self._arena[slots]
         if untouched.all():
-            return self.spec.initial_values(ids)
+            return self.initial(ids)
         values = np.empty((ids.size, self.width), dtype=np.float32)
-        values[untouched] = self.spec.initial_values(ids[untouched])
+        values[untouched] = self.initial(ids[untouched])
         values[~untouched] = self._arena[slots[~untouched]]
         return values
 

@@ -26,6 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from tessera.crypto.coins import CoinStream
+from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.data.examples import LABEL, Examples
 from tessera.errors import ConfigError, MisuseError
@@ -34,9 +36,6 @@ from tessera.learning.bound_model import Batch, BoundModel, BoundTable
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.softmax import CANDIDATES, log_weights
 from tessera.learning.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
-
-_DRAWN: Final = 1 << 32
-"""Where `order` has an epoch: none is that high."""
 
 Loss: TypeAlias = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 """(what the module gave, the batch) -> one loss per example."""
@@ -56,14 +55,16 @@ def class_loss(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
 class Job:
     """One client's part of a round: all its own examples, and its local rows by table name.
 
-    `secret` is what noise and batches are drawn from, where there is noise (`learning/noisy/`).
+    `coins` are what the client draws from in this round: the order of its batches, dropout masks,
+    noise. They follow from its own secrets, never from its number or a public seed: who can draw
+    the same knows from a group's sums whose they are.
     """
 
     client: int
     submodel: Submodel
     examples: Examples
     local: Mapping[str, TablePart] = field(default_factory=dict)
-    secret: Secret | None = field(default=None, repr=False)
+    coins: Secret = field(kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,8 @@ class Trained:
     many were left after the cut. Not `finite`: a loss or a parameter was NaN or infinite; the
     update is then zeros with weight 0, and the local rows are as they were. With noise,
     `not_finite` counts groups of examples that were left out alone, for a gradient that was not,
-    and `most` is the most examples of one person in a batch, where noise goes by it.
+    and `most` is the most examples of one person in a batch, where noise goes by it. `failed` says
+    why there is nothing but zeros, if training raised an error.
     """
 
     update: ModelUpdate
@@ -84,14 +86,15 @@ class Trained:
     finite: bool = True
     not_finite: int = 0
     most: int = 0
+    failed: str = ""
 
 
 class Learner(Protocol):
-    """Trains jobs of one round; the same seed, round and client give the same order of examples."""
+    """Trains jobs of one round; the same coins give the same order of examples."""
 
     name: str
 
-    def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]: ...
+    def train(self, jobs: Sequence[Job], *, round_id: int) -> list[Trained]: ...
 
 
 @runtime_checkable
@@ -191,17 +194,17 @@ def finish(
     )
 
 
-def order(seed: int, round_id: int, client: int, epoch: int, n: int) -> npt.NDArray[np.int64]:
+def order(coins: Secret, epoch: int, n: int) -> npt.NDArray[np.int64]:
     """The order in which a client goes through its examples; every learner uses this one."""
-    return np.random.default_rng([seed, round_id, client, epoch]).permutation(n)
+    return CoinStream(Stream.of(coins, Label.EXAMPLE_ORDER, epoch)).permutation(n)
 
 
-def drawn(examples: Examples, most: int, *, seed: int, round_id: int, client: int) -> Examples:
+def drawn(examples: Examples, most: int, coins: Secret) -> Examples:
     """A client's examples of one round: `most` of all it has, drawn anew in each; 0: all."""
     if not 0 < most < len(examples):
         return examples
-    draw = np.random.default_rng([seed, round_id, client, _DRAWN])
-    return examples.take(np.sort(draw.permutation(len(examples))[:most]))
+    shuffled = CoinStream(Stream.of(coins, Label.EXAMPLES_DRAWN)).permutation(len(examples))
+    return examples.take(np.sort(shuffled[:most]))
 
 
 class Sequential:
@@ -217,12 +220,12 @@ class Sequential:
         self.loss = loss or click_loss
         self.training = training
 
-    def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]:
+    def train(self, jobs: Sequence[Job], *, round_id: int) -> list[Trained]:
         """Each job by itself: the outcome does not depend on the others, nor on their order."""
         with train_mode(self.module):
-            return [self._train(job, round_id, seed) for job in jobs]
+            return [self._train(job, round_id) for job in jobs]
 
-    def _train(self, job: Job, round_id: int, seed: int) -> Trained:
+    def _train(self, job: Job, round_id: int) -> Trained:
         training = self.training
         prepared = prepare(self.bound, job)
         batch = {name: tensor(column) for name, column in prepared.batch.items()}
@@ -230,10 +233,10 @@ class Sequential:
         dense = torch.from_numpy(np.array(job.submodel.dense, np.float32))
         rows = {name: torch.from_numpy(values.copy()) for name, values in prepared.values.items()}
         losses = [torch.empty(0)]
-        with dropout_seed(seed, round_id, job.client):
+        with dropout_from(job.coins):
             for epoch in range(training.epochs):
                 n = prepared.examples
-                shuffled = torch.from_numpy(order(seed, round_id, job.client, epoch, n))
+                shuffled = torch.from_numpy(order(job.coins, epoch, n))
                 size = training.batch or max(n, 1)
                 for start in range(0, n, size):
                     which = shuffled[start : start + size]
@@ -345,12 +348,25 @@ def train_mode(module: nn.Module) -> Iterator[None]:
         module.train(before)
 
 
+_WORDS: Final = 624
+_FIRST: Final = 24
+"""torch's generator is a Mersenne Twister of so many words, which begin at this byte of its state,
+after the seed (8 bytes), words left (4), whether it is seeded (4) and the next word (8)."""
+
+
 @contextmanager
-def dropout_seed(seed: int, round_id: int, client: int) -> Iterator[None]:
-    """Dropout draws from torch's one generator: seeded here per client and round, then put back."""
-    drawn = np.random.SeedSequence([seed, round_id, client, 0xD0]).generate_state(1, np.uint64)
+def dropout_from(coins: Secret) -> Iterator[None]:
+    """Dropout draws from torch's one generator: here from a state of these coins, then put back.
+
+    The whole state is drawn: of a seed torch takes 32 bits, which can be tried out.
+    """
+    words = CoinStream(Stream.of(coins, Label.DROPOUT_MASKS)).words(_WORDS)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(drawn[0]))
+        state = torch.get_rng_state().numpy().copy()
+        state[8:12].view(np.int32)[0] = 1  # one word left: all are made anew before the next draw
+        state[16:24].view(np.uint64)[0] = 0
+        state[_FIRST : _FIRST + 8 * _WORDS].view(np.uint64)[:] = words & np.uint64(0xFFFFFFFF)
+        torch.set_rng_state(torch.from_numpy(state))
         yield
 
 

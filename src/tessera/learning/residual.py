@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tessera.errors import MisuseError
 from tessera.learning.selection import Integers
 
 Kept = npt.NDArray[np.int32]
@@ -54,11 +55,10 @@ class Residual:
     def due(self, round_id: int, update: Integers) -> Integers:
         """What there is to send in a round: the update and what waited.
 
-        Asked again in the same round, it is the same: what was offered then is forgotten. An
-        earlier round that never told its outcome is taken to have counted: nothing counts twice.
+        Asked again in the same round, it is the same: what was offered then is forgotten.
         """
         if self.offer is not None and self.offer.round_id != round_id:
-            self.settle(self.offer.round_id, counted=True)
+            raise MisuseError(f"round {self.offer.round_id} is not settled")
         self.offer = None
         return self.kept + update
 

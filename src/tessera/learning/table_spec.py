@@ -14,7 +14,15 @@ import numpy as np
 
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.arrays import Floats, Ids
-from tessera.learning.initial import RULE, ZEROS, Distribution, Given, Zeros, initial_values
+from tessera.learning.initial import (
+    RULE,
+    ZEROS,
+    Distribution,
+    Given,
+    PerClient,
+    Zeros,
+    initial_values,
+)
 
 MAX_SIZE: Final = 2**64 - 1
 """The most rows of a table: its size, too, has to fit 64 bits."""
@@ -49,7 +57,7 @@ class TableSpec:
     @property
     def initial_rule(self) -> str:
         """The rule in words; what a store compares, since it does not hold untouched rows."""
-        if isinstance(self.initial, Zeros | Given):
+        if isinstance(self.initial, Zeros | Given | PerClient):
             return f"{self.initial}"
         return f"{self.initial} from seed {self.seed}, rule {RULE.decode()}"
 
@@ -72,8 +80,8 @@ class TableSpec:
     def initial_values(self, ids: Ids) -> Floats:
         """The rows as they are before any update; the same on every machine and in any batch."""
         self.check(ids)
-        if isinstance(self.initial, Given):
-            raise MisuseError(f"table {self.name!r}: its first rows were given, not computed")
+        if isinstance(self.initial, Given | PerClient):
+            raise MisuseError(f"table {self.name!r}: its first rows are {self.initial}")
         return initial_values(self.initial, self._key(), ids, self.width)
 
     def _key(self) -> bytes:

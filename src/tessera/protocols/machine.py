@@ -342,8 +342,12 @@ class Follower(StateMachine):
             return False
         if message.round_id != self.round_id:
             return False
+        self._told(message.outcome)
         self.over(message.outcome, message.reason)
         return True
+
+    def _told(self, outcome: RoundOutcome) -> None:
+        """The server says how the round ended for this party."""
 
     def _check_message(self, message: Any) -> None:
         """`ServerFault` for a message that is wrong in every state."""

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final, Self
 
 from tessera.crypto.entropy import Entropy, RootedEntropy
 from tessera.crypto.prg import Label, Stream
+from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError, ServerFault
 from tessera.ids import SERVER, ClientId, Party, RoundId, TableId
 from tessera.learning.arrays import Floats, Ids
@@ -57,6 +58,7 @@ from tessera.rounds.client_states import (
     UpdateSent,
 )
 from tessera.rounds.clipped_vector import noise_stream
+from tessera.rounds.coins import coins_of
 from tessera.rounds.encode import Clipped, RowWords
 from tessera.rounds.ideal import IdealClient, Offered, SparseInput, TrustedParty
 from tessera.rounds.local_state import LocalState, check_rows
@@ -163,6 +165,7 @@ class ClientRound(Follower):
     def start(self) -> list[Outbound]:
         if not isinstance(self.state, NotStarted):
             raise MisuseError("a round is started once")
+        self._local.must_be_settled()
         plan, out = self.plan, []
         self.prepare()
         root = draw_root(self._entropy, plan, self.round_id, self.me)
@@ -276,10 +279,8 @@ class ClientRound(Follower):
         self._move(following, b"")
         return out
 
-    def over(self, outcome: RoundOutcome, reason: str = "") -> None:
-        """An update that did not count goes back to what this client has not sent yet."""
-        self._local.settle(self.round_id, counted=outcome is RoundOutcome.DONE)
-        super().over(outcome, reason)
+    def _told(self, outcome: RoundOutcome) -> None:
+        self._local.told(self.round_id, outcome)
 
     def take(self, message: Kept[Any]) -> list[Outbound]:
         """A message of the round's own that was never bytes, in an ideal round."""
@@ -450,6 +451,12 @@ class ClientRound(Follower):
         )
         self._submodel = (following, self._submodel_of(following))
         return following, []
+
+    @property
+    def coins(self) -> Secret:
+        """What the training of `pending` draws from."""
+        assert isinstance(self.state, TrainingModel)
+        return coins_of(self.state.root)
 
     @property
     def pending(self) -> Submodel | None:

@@ -4,24 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
 
 from tessera.crypto.secret import Secret
 from tessera.data.own_names import OwnNames
-from tessera.errors import ConfigError
+from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
 from tessera.learning.arrays import Ids
 from tessera.learning.derived_map import DerivedMap
 from tessera.learning.residual import Residual
+from tessera.learning.submodel import TablePart
 from tessera.privacy.conversion import Bounds
 from tessera.privacy.events import THE_UNION, ExactRelease
 from tessera.privacy.ledger import Ledger
 from tessera.privacy.period import Agreement, PeriodStore
 from tessera.privacy.response import IndexPrivacy
+from tessera.protocols.machine import RoundOutcome
 from tessera.protocols.secagg.params import Threat
 from tessera.protocols.two_server.key_period import MemoryStore, OwnKeyStore
 from tessera.protocols.union.decoys import Catalogue, WholeTable
 from tessera.rounds import dp, schemes
 from tessera.rounds.plan import Plan, Sharing
+
+
+class Word(Enum):
+    """Why a client takes it that a round has counted, or has not."""
+
+    SERVER = "the server's word"
+
+
+class CarriedRows(Protocol):
+    """A client's rows of tables that never leave it. What training makes of them is pending until
+    the round is known to have counted: a round that did not count did not happen at home."""
+
+    @property
+    def pending(self) -> RoundId | None:
+        """The round whose outcome is not known yet."""
+
+    def offer(self, round_id: RoundId, rows: Mapping[str, TablePart]) -> None:
+        """These are its rows if the round counts."""
+
+    def settle(self, *, counted: bool) -> None:
+        """Keep what is pending, or forget it."""
 
 
 @dataclass(slots=True)
@@ -42,7 +67,9 @@ class LocalState:
     own_rounds: int | None = None  # its own least rounds in a period, where they are not the plan's
     sharing: Sharing | None = None  # its own choice, where it differs from the plan's
     indicator: float | None = None  # how far its mask is from its ratings, by its own estimate
-    secret: Secret | None = field(default=None, repr=False)  # what lasts longer than a round's name
+    secret: Secret | None = field(default=None, repr=False)  # its lasting one (`rounds/coins.py`)
+    rows: CarriedRows | None = field(default=None, repr=False)  # of tables that never leave it
+    broken: str = ""  # why its last training gave nothing: known to this client alone
     residual: Residual | None = field(default=None, repr=False)  # what it has not sent yet
     own_keys: OwnKeyStore = field(default_factory=MemoryStore, repr=False)  # between two servers
     names: OwnNames | None = None  # what its rows are called in its own data; None: made up
@@ -68,10 +95,39 @@ class LocalState:
             self.residual = Residual.nothing(plan.model.dense)
         return self.residual
 
-    def settle(self, round_id: RoundId, *, counted: bool) -> None:
-        """A round has ended, with this client's update in the sum or not."""
+    def keep_pending(self, round_id: RoundId, rows: Mapping[str, TablePart]) -> None:
+        """What training has made of this client's own rows, until the round is known to count."""
+        if self.rows is not None and rows:
+            self.rows.offer(round_id, rows)
+
+    @property
+    def unsettled(self) -> RoundId | None:
+        """The round in which this client has sent something and does not know whether it counted.
+
+        Until it does, what it carries over is neither kept nor dropped, and it trains nothing new.
+        """
+        if self.rows is not None and self.rows.pending is not None:
+            return self.rows.pending
+        offer = None if self.residual is None else self.residual.offer
+        return None if offer is None else RoundId(offer.round_id)
+
+    def must_be_settled(self) -> None:
+        """Before another round: the carrier has asked the server about the last one."""
+        if self.unsettled is not None:
+            raise MisuseError(f"it is not known whether round {self.unsettled} has counted")
+
+    def settle(self, round_id: RoundId, *, counted: bool, by: Word) -> None:
+        """A round has ended, with this client's update in the sum or not; `by` says who says so."""
+        if round_id != self.unsettled:
+            return
         if self.residual is not None:
             self.residual.settle(int(round_id), counted=counted)
+        if self.rows is not None and self.rows.pending == round_id:
+            self.rows.settle(counted=counted)
+
+    def told(self, round_id: RoundId, outcome: RoundOutcome) -> None:
+        """The server says how a round ended for this client."""
+        self.settle(round_id, counted=outcome is RoundOutcome.DONE, by=Word.SERVER)
 
     def agreement_on(self, plan: Plan) -> Agreement:
         """What may not change while this client's decoys and answers are the same."""

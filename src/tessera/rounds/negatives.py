@@ -1,9 +1,9 @@
 """Negatives: rows that a client takes beside its own, so that a softmax has more than its targets.
 
-They are drawn from a secret of the client's own and stay the same as long as it keeps that secret,
-so for the period and longer: negatives drawn anew leave the client's own rows in the intersection
-of what it asked for before and after. They count as the client's rows everywhere: under `max_rows`,
-in unions, answers, downloads and updates. What they hide and what not: docs/threat-model.md.
+They are drawn from the client's lasting secret, once and for good: negatives drawn anew leave the
+client's own rows in the intersection of what it asked for before and after. They count as the
+client's rows everywhere: under `max_rows`, in unions, answers, downloads and updates. What they
+hide and what not: docs/threat-model.md.
 """
 
 from __future__ import annotations
@@ -12,16 +12,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.learning.arrays import Ids
 from tessera.protocols.union import decoys
-
-
-def secret_of(entropy: Entropy, federation: str, client: int) -> Secret:
-    """What a client's negatives follow from; drawn once, and kept."""
-    return entropy.secret(Label.NEGATIVES_SECRET, federation, client)
 
 
 def with_negatives(

@@ -325,6 +325,7 @@ def _standing(body: bytes) -> LinkStanding:
         received=number("received"),
         acknowledged=number("acknowledged"),
         before=number("before", least=-1),
+        counted=number("counted", least=-1),
     )
 
 

@@ -1,7 +1,8 @@
 """A client as a service: one member of a federation, over its journal.
 
 Until its update is on disk a client may train again; afterwards never: the update's bytes, and the
-local rows that were trained with it, are one step.
+local rows that were trained with it, are one step. Those rows are pending until the leader says
+that the update has counted, or that it has not.
 """
 
 from __future__ import annotations
@@ -10,15 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tessera.crypto.entropy import Entropy
+from tessera.crypto.secret import Secret
 from tessera.engines.contribution import contribution
 from tessera.engines.journal import Journal
-from tessera.engines.journal_stores import (
-    JournalPeriods,
-    charges,
-    load_local,
-    save_local,
-    save_local_rows,
-)
+from tessera.engines.journal_stores import JournalPeriods, charges, load_local, save_local
+from tessera.engines.link import LinkStanding
 from tessera.engines.offered_rows import OneGroup
 from tessera.engines.service.dialing import DialingParty
 from tessera.errors import ConfigError, MisuseError
@@ -30,7 +27,7 @@ from tessera.protocols.machine import Outbound, RoundOutcome
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.two_server.params import Servers
 from tessera.rounds import schemes
-from tessera.rounds.local_state import LocalState
+from tessera.rounds.local_state import LocalState, Word
 from tessera.rounds.plan import Plan
 from tessera.rounds.roles import ClientParty, RoundClient, StoredRole
 
@@ -40,13 +37,18 @@ MakeLocal = Callable[[PeriodStore, Ledger], LocalState]
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """What came out of training: an update, or None; and rows that stay with the client."""
+    """What came out of training: an update, or None; and rows that stay with the client.
+
+    `broken` says why there are zeros instead of an update; only this client knows.
+    """
 
     update: ModelUpdate | None
     local: Mapping[str, TablePart] = field(default_factory=dict, repr=False)
+    broken: str = ""
 
 
-Train = Callable[[RoundId, Submodel], TrainingResult]
+Train = Callable[[RoundId, Submodel, Secret], TrainingResult]
+"""Trains with the coins of the round. What fails because of the client's data gives zeros."""
 
 
 class ClientService(DialingParty):
@@ -106,6 +108,16 @@ class ClientService(DialingParty):
             role.over(RoundOutcome.ABORTED, self.left)
         return []
 
+    def begin(self, standing: LinkStanding) -> None:
+        """Before another round: whether the last update counted, where no message has said so."""
+        last = self.local.unsettled
+        if last is not None:
+            with self.journal.step():
+                counted = standing.counted == int(last)
+                self.local.settle(last, counted=counted, by=Word.SERVER)
+                self._save_own()
+        super().begin(standing)
+
     # --- training -------------------------------------------------------------------------------
 
     @property
@@ -118,10 +130,10 @@ class ClientService(DialingParty):
         submodel, round_id = self.pending, self.round_id
         if submodel is None or round_id is None:
             return False
-        trained = self._train(round_id, submodel)
+        coins = self.role.coins
+        trained = self._train(round_id, submodel, coins)
         if trained.update is not None:
-            update = contribution(self.plan, round_id, self.client, trained.update, self._entropy)
-            trained = replace(trained, update=update)
+            trained = replace(trained, update=contribution(self.plan, trained.update, coins))
         self.supply(trained)
         return True
 
@@ -131,5 +143,6 @@ class ClientService(DialingParty):
             raise MisuseError("an update is not due")
         with self.journal.step():
             self._send(self.role.supply(trained.update))
-            save_local_rows(self.journal, self.name, trained.local)
+            self.local.keep_pending(self.role.round_id, trained.local)
+            self.local.broken = trained.broken
             self._store()

@@ -386,6 +386,9 @@ class LeaderService:
         drawn = self.drawn
         assert drawn is not None
         event = self.course.conclude(drawn, [self._outcome_of(hand) for hand in self.parts])
+        if isinstance(event, RoundFinished):
+            for client in self.course.survivors:
+                self.links[client].has_counted()
         for hand in self.parts:
             why = _why_aborted(hand)
             outcome = RoundOutcome.DONE if why is None else RoundOutcome.ABORTED

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from tessera.crypto.secret import Secret
 from tessera.data.examples import NONE, Examples
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.cohort.learner import (
@@ -38,7 +39,7 @@ from tessera.learning.local import (
     Loss,
     PreparedJob,
     Sequential,
-    dropout_seed,
+    dropout_from,
     order,
     prepare,
     tensor,
@@ -49,7 +50,8 @@ from tessera.learning.local_training import LocalTraining
 CLIENTS: Final = 3
 STEPS: Final = 3
 ROUND: Final = 0
-SEED: Final = 0
+NOBODYS: Final = Secret(bytes(32))
+"""Coins of a comparison: nothing that is drawn from them leaves it."""
 TOLERANCE: Final = {torch.float64: 1e-6, torch.float32: 1e-2}
 """Largest difference, as a share of the largest delta."""
 
@@ -142,7 +144,8 @@ def _few(bound: BoundModel, training: LocalTraining, sample: Sequence[Job]) -> l
         wanted = (STEPS * size - 1, size + 1, (STEPS - 1) * size + -(-size // 2))[at]
         examples = bound.cut(job.examples, job.submodel.trained)
         examples = examples.take(np.arange(wanted) % len(examples))
-        few.append(prepare(bound, replace(job, client=at, examples=examples)))
+        coins = Secret(bytes([at] * 32))
+        few.append(prepare(bound, replace(job, client=at, examples=examples, coins=coins)))
     return few
 
 
@@ -178,7 +181,7 @@ def _agree(learner: Vectorised, reference: Sequential, clients: list[PreparedJob
 
 def _draws(reference: Sequential, prepared: PreparedJob) -> bool:
     """Whether a step takes from torch's random numbers, as dropout does."""
-    with dropout_seed(SEED, ROUND, 0):
+    with dropout_from(NOBODYS):
         before = torch.get_rng_state()
         _one_by_one(reference, prepared, torch.float32)
         return not torch.equal(before, torch.get_rng_state())
@@ -202,7 +205,7 @@ def _one_by_one(reference: Sequential, prepared: PreparedJob, kind: torch.dtype)
     batch = {name: x.to(kind) if x.is_floating_point() else x for name, x in batch.items()}
     shared = {name: tensor(values).to(kind) for name, values in prepared.shared.items()}
     client, n = prepared.job.client, prepared.examples
-    shuffled = torch.from_numpy(order(SEED, ROUND, client, 0, n))
+    shuffled = torch.from_numpy(order(prepared.job.coins, 0, n))
     losses = [
         reference.step(
             dense,
@@ -227,11 +230,9 @@ def _try(
         replace(learner.training, epochs=1),
         slots=CLIENTS - 1,
     )
-    with quietly(), dropout_seed(SEED, ROUND, 0):
+    with quietly(), dropout_from(NOBODYS):
         try:
-            steps = lay_out(
-                few.bound, few.training, clients, round_id=ROUND, seed=SEED, dtype=kind, trim=trim
-            )
+            steps = lay_out(few.bound, few.training, clients, dtype=kind, trim=trim)
             return {outcome[0]: outcome for outcome in few.outcomes(steps, ROUND)}
         except REFUSALS as error:
             raise _Refused(f"it cannot be vectorised over clients ({one_line(error)})") from error
@@ -268,11 +269,11 @@ def _largest(difference: npt.NDArray[np.floating[Any]]) -> float:
 
 def _same_compiled(fast: Vectorised, clients: list[PreparedJob], *, random: bool) -> None:
     """Compile for the shapes of these clients, and compare a few steps with the uncompiled one."""
-    steps = lay_out(fast.bound, fast.training, clients, round_id=ROUND, seed=SEED, trim=fast.trim)
+    steps = lay_out(fast.bound, fast.training, clients, trim=fast.trim)
     before, plain, quick = (_filled(fast, steps) for _ in range(3))
     step = fast.step_for(quick, int(quick.ahead.max()))
     rate = torch.tensor(fast.training.rate_in(ROUND))
-    with dropout_seed(SEED, ROUND, 0), quietly():
+    with dropout_from(NOBODYS), quietly():
         for slots, run in ((plain, fast.eager), (quick, step)):
             for _ in range(min(STEPS, int(slots.ahead.min()))):
                 slots.run(run, rate)

@@ -30,7 +30,7 @@ from tessera.learning.local import (
     PreparedJob,
     Trained,
     click_loss,
-    dropout_seed,
+    dropout_from,
     finish,
     prepare,
     train_mode,
@@ -74,7 +74,7 @@ class Vectorised:
         self._compile = compile
         self._made: dict[tuple[object, ...], Step] = {}
 
-    def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]:
+    def train(self, jobs: Sequence[Job], *, round_id: int) -> list[Trained]:
         """The jobs' outcomes, in their order."""
         clients = [prepare(self.bound, job) for job in jobs]
         done: dict[int, Trained] = {}
@@ -84,20 +84,14 @@ class Vectorised:
                 none = np.empty(0, np.float32)
                 done[at] = finish(self.bound, prepared, prepared.job.submodel.dense, rows, none)
         busy = [at for at in range(len(clients)) if at not in done]
-        first = clients[busy[0]].job.client if busy else 0
-        with train_mode(self.module), dropout_seed(seed, round_id, first), single_threaded():
-            for some in self._portions(clients, busy):
-                steps = lay_out(
-                    self.bound,
-                    self.training,
-                    [clients[at] for at in some],
-                    round_id=round_id,
-                    seed=seed,
-                    trim=self.trim,
-                )
-                for at, dense, rows, losses in self.outcomes(steps, round_id):
-                    prepared = clients[some[at]]
-                    done[some[at]] = finish(self.bound, prepared, dense, rows, losses)
+        if busy:
+            coins = clients[busy[0]].job.coins  # dropout draws for all side by side
+            with train_mode(self.module), dropout_from(coins), single_threaded():
+                for some in self._portions(clients, busy):
+                    own = [clients[at] for at in some]
+                    steps = lay_out(self.bound, self.training, own, trim=self.trim)
+                    for at, dense, rows, losses in self.outcomes(steps, round_id):
+                        done[some[at]] = finish(self.bound, own[at], dense, rows, losses)
         return [done[at] for at in range(len(clients))]
 
     def _portions(self, clients: Sequence[PreparedJob], busy: Sequence[int]) -> Iterator[list[int]]:

@@ -27,7 +27,7 @@ from tessera.learning.cohort.group_batches import LaidOut, SideBySide
 from tessera.learning.cohort.group_step import GroupStep, group_step
 from tessera.learning.cohort.learner import single_threaded
 from tessera.learning.cohort.step import REFUSALS, Compiled, Tensors, one_line, quietly
-from tessera.learning.local import Job, Loss, Trained, click_loss, dropout_seed, train_mode
+from tessera.learning.local import Job, Loss, Trained, click_loss, dropout_from, train_mode
 from tessera.learning.local_training import FAILURES, LocalTraining
 from tessera.learning.noisy.local import NoisySequential
 from tessera.learning.noisy.steps import NoisySteps
@@ -70,12 +70,13 @@ class NoisyVectorised:
         self._eager: dict[torch.dtype, GroupStep] = {}
         self._made: dict[tuple[object, ...], GroupStep] = {}
 
-    def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]:
+    def train(self, jobs: Sequence[Job], *, round_id: int) -> list[Trained]:
         """The jobs' outcomes, in their order."""
         done: list[Trained] = []
         side_by_side = self.side_by_side(jobs)
-        first = jobs[0].client if jobs else 0
-        with train_mode(self.module), dropout_seed(seed, round_id, first), single_threaded():
+        if not jobs:
+            return done
+        with train_mode(self.module), dropout_from(jobs[0].coins), single_threaded():
             for begin in range(0, len(jobs), side_by_side):
                 own = jobs[begin : begin + side_by_side]
                 try:
@@ -87,7 +88,7 @@ class NoisyVectorised:
                     alone = NoisySequential(
                         self.module, self.bound, self.loss, self.training, self.noisy
                     )
-                    done += alone.train(own, round_id=round_id, seed=seed)
+                    done += alone.train(own, round_id=round_id)
         return done
 
     def _train(self, jobs: Sequence[Job], round_id: int, width: int) -> list[Trained]:
@@ -207,16 +208,16 @@ def best_noisy(
 ) -> NoisySequential | NoisyVectorised:
     """The fastest way in which a few clients come out as in the reference.
 
-    All draw the same batches and noise. For the comparison there is little noise, and the secrets
-    are nobody's. `compile`: compiling, a minute or two, may be tried.
+    All draw the same batches and noise. For the comparison there is little noise, and the coins are
+    nobody's. `compile`: compiling, a minute or two, may be tried.
     """
     few = [
-        replace(job, client=at, secret=Secret(bytes([at] * 32)))
+        replace(job, client=at, coins=Secret(bytes([at] * 32)))
         for at, job in enumerate(sample[:CLIENTS])
     ]
     little = noisy if noisy.only_clips else replace(noisy, noise=LITTLE, steps=STEPS)
     slow = NoisySequential(module, bound, loss, training, little, raises=True)
-    expected = slow.train(few, round_id=0, seed=0)
+    expected = slow.train(few, round_id=0)
     fast = NoisyVectorised(module, bound, loss, training, little, raises=True)
     why = _differs(fast, few, expected)
     if why:
@@ -236,7 +237,7 @@ def _differs(fast: NoisyVectorised, few: Sequence[Job], expected: Sequence[Train
     """Why a way is not right for this module; nothing if it trains as expected."""
     with quietly():
         try:
-            found = fast.train(few, round_id=0, seed=0)
+            found = fast.train(few, round_id=0)
         except REFUSALS as error:
             return f"it cannot be vectorised over groups ({one_line(error)})"
     largest, off = 0.0, 0.0

@@ -105,13 +105,11 @@ def lay_out(
     training: LocalTraining,
     clients: Sequence[PreparedJob],
     *,
-    round_id: int,
-    seed: int,
     dtype: torch.dtype = torch.float32,
     trim: bool = True,
 ) -> Steps:
     """The steps of these clients, none of which is without examples."""
-    which, weights, first = _batches(training, clients, round_id, seed)
+    which, weights, first = _batches(training, clients)
     owner = np.repeat(np.arange(len(clients)), np.diff(first))
     sizes = np.cumsum([0, *(p.examples for p in clients)])
     which += sizes[owner][:, None]
@@ -187,9 +185,7 @@ def _weights(clients: Sequence[Floats], size: int) -> Tensor:
     return found
 
 
-def _batches(
-    training: LocalTraining, clients: Sequence[PreparedJob], round_id: int, seed: int
-) -> tuple[Ints, Floats, Ints]:
+def _batches(training: LocalTraining, clients: Sequence[PreparedJob]) -> tuple[Ints, Floats, Ints]:
     """Each step's examples (of its own client), their weights, and each client's first step."""
     which, weights, first = [], [], [0]
     for prepared in clients:
@@ -198,7 +194,7 @@ def _batches(
         weight = np.zeros((steps, size), np.float32)
         weight.reshape(-1)[:n] = 1.0
         for epoch in range(training.epochs):
-            shuffled = order(seed, round_id, prepared.job.client, epoch, n)
+            shuffled = order(prepared.job.coins, epoch, n)
             batches = np.empty((steps, size), np.int64)
             batches.reshape(-1)[:n] = shuffled
             batches[-1] = np.where(weight[-1] > 0, batches[-1], shuffled[(steps - 1) * size])

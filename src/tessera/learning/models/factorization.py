@@ -87,7 +87,7 @@ class Factorizer:
         self.training = training
         self.width = bound[ITEMS].width
 
-    def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]:
+    def train(self, jobs: Sequence[Job], *, round_id: int) -> list[Trained]:
         """Each job as if by itself: clients meet in the arrays, not in the sums."""
         cohort = _Cohort(jobs, self.width)
         rate = self.training.rate_in(round_id)

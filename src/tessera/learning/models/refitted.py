@@ -98,7 +98,7 @@ class Refitter:
         cohort = _HomeFits(jobs, self)
         return [cohort.own_row(place, job) for place, job in enumerate(jobs)]
 
-    def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]:
+    def train(self, jobs: Sequence[Job], *, round_id: int) -> list[Trained]:
         """Each job as if by itself: clients meet in the arrays, not in the sums."""
         cohort = _HomeFits(jobs, self)
         rate = self.training.rate_in(round_id) * self.training.table_rate

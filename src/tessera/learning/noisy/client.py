@@ -82,9 +82,7 @@ class NoisyClient:
         dense: Tensor,
         rows: Mapping[str, Tensor],
     ) -> None:
-        secret = prepared.job.secret
-        if secret is None:
-            raise MisuseError(f"client {prepared.job.client}: no secret to draw noise from")
+        secret = prepared.job.coins
         self.prepared, self.noisy = prepared, noisy
         self.dense, self.rows = dense, rows
         self.step = 0

@@ -55,7 +55,7 @@ class NoisyFactorizer:
             )
         self.bound, self.training, self.noisy = bound, training, noisy
 
-    def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]:
+    def train(self, jobs: Sequence[Job], *, round_id: int) -> list[Trained]:
         """Each job by itself; all its randomness is the client's own."""
         return [self._train(job, round_id) for job in jobs]
 

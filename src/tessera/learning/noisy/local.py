@@ -15,7 +15,7 @@ from tessera.learning.local import (
     Loss,
     Trained,
     click_loss,
-    dropout_seed,
+    dropout_from,
     example_losses,
     tensor,
     train_mode,
@@ -51,14 +51,14 @@ class NoisySequential:
         self.training, self.noisy, self.reason = training, noisy, reason
         self.raises = raises
 
-    def train(self, jobs: Sequence[Job], *, round_id: int, seed: int) -> list[Trained]:
-        """Each job by itself; the `seed` serves dropout alone."""
+    def train(self, jobs: Sequence[Job], *, round_id: int) -> list[Trained]:
+        """Each job by itself."""
         with train_mode(self.module):
-            return [self._train(job, round_id, seed) for job in jobs]
+            return [self._train(job, round_id) for job in jobs]
 
-    def _train(self, job: Job, round_id: int, seed: int) -> Trained:
+    def _train(self, job: Job, round_id: int) -> Trained:
         client = self.begin(job, round_id)
-        with dropout_seed(seed, round_id, job.client):
+        with dropout_from(job.coins):
             for _ in range(self.noisy.steps):
                 self.step(client)
         client.end()

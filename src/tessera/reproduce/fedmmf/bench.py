@@ -39,7 +39,7 @@ from tessera.reproduce.cache import training_version
 from tessera.reproduce.cells import Watch, unwatched
 from tessera.reproduce.sfsl.curves import slug
 from tessera.rounds import schemes
-from tessera.rounds.negatives import secret_of
+from tessera.rounds.coins import lasting_secret
 from tessera.rounds.plan import (
     Crypto,
     Plan,
@@ -385,7 +385,7 @@ def prepared(task: Task, of: RatingSet) -> SetupResult:
     """The task's data with everybody's mask; the sum over all is taken here, in one place."""
     if task.setup is None:
         raise ConfigError(f"task {task.name!r} has no set-up")
-    secret = partial(secret_of, ScriptedEntropy(SCRIPT.encode()), federation(of))
+    secret = partial(lasting_secret, ScriptedEntropy(SCRIPT.encode()), federation(of))
     return task.setup.finish(task.data, task.setup.count(task.data.train), secret)
 
 

@@ -49,6 +49,7 @@ from tessera.protocols.stored import Kept, Owner
 from tessera.protocols.two_server.messages import SignedHeader
 from tessera.protocols.two_server.params import Servers
 from tessera.rounds import encode, schemes, select
+from tessera.rounds.coins import coins_of, lasting_secret
 from tessera.rounds.encode import Clipped, UpdateWords
 from tessera.rounds.ideal import IdealClient, Offered
 from tessera.rounds.local_state import LocalState, check_rows
@@ -183,9 +184,10 @@ class TwoServerClientRound(Follower):
         """
         plan, local = self.plan, self._local
         if local.secret is None:
-            local.secret = self._entropy.secret(Label.CLIENT_SECRET, plan.federation, int(self.me))
+            local.secret = lasting_secret(self._entropy, plan.federation, self.me)
+        if local.agreement is None:
             local.agreement = self._agreement
-        elif local.agreement is not None:
+        else:
             local.agreement.must_match(
                 self._agreement,
                 f"federation {plan.federation!r}",
@@ -205,6 +207,7 @@ class TwoServerClientRound(Follower):
     def start(self) -> list[Outbound]:
         if not isinstance(self.state, NotJoined):
             raise MisuseError("a round is started once")
+        self._local.must_be_settled()
         self.prepare()
         last, self._local.last_round = self._local.last_round, self.round_id
         root = draw_root(self._entropy, self.plan, self.round_id, self.me)
@@ -361,10 +364,14 @@ class TwoServerClientRound(Follower):
         self._submodel = (following, self._submodel_of(following))
         return following, []
 
-    def over(self, outcome: RoundOutcome, reason: str = "") -> None:
-        """An update that did not count goes back to what this client has not sent yet."""
-        self._local.settle(self.round_id, counted=outcome is RoundOutcome.DONE)
-        super().over(outcome, reason)
+    def _told(self, outcome: RoundOutcome) -> None:
+        self._local.told(self.round_id, outcome)
+
+    @property
+    def coins(self) -> Secret:
+        """What the training of `pending` draws from."""
+        assert isinstance(self.state, TrainingRows)
+        return coins_of(self.state.root)
 
     @property
     def pending(self) -> Submodel | None:

@@ -1,0 +1,75 @@
+"""How a client of a task trains in a round: the same in a simulation and as a service.
+
+What fails because of a client's own data is sent as zeros: if a client left for it, or said
+otherwise, whoever sees that would learn about the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tessera.crypto.secret import Secret
+from tessera.data.examples import Examples
+from tessera.engines.noisy import cut_examples
+from tessera.ids import RoundId
+from tessera.learning.bound_model import BoundModel
+from tessera.learning.local import Job, Learner, Trained, drawn
+from tessera.learning.local_training import FAILURES, LocalTraining
+from tessera.learning.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
+from tessera.rounds.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTraining:
+    """A plan's local training over a bound model."""
+
+    plan: Plan
+    bound: BoundModel
+    training: LocalTraining
+    learner: Learner
+
+    def job(
+        self,
+        client: int,
+        submodel: Submodel,
+        examples: Examples,
+        local: Mapping[str, TablePart],
+        coins: Secret,
+    ) -> Job:
+        """What a client trains in a round; `examples` and `local` are all that it has."""
+        some = drawn(examples, self.training.examples, coins)
+        if self.plan.dp is not None and self.plan.dp.by_examples:
+            some = cut_examples(self.plan, self.bound, some, coins)
+        return Job(client, submodel, some, local, coins=coins)
+
+    def train(self, jobs: Sequence[Job], round_id: RoundId) -> list[Trained]:
+        """What came of each job; zeros, and why, of one whose training failed.
+
+        If training all together fails, it is not known whose failure it was: then each is trained
+        alone. If all of several fail, the reason is no client's data, and it is raised.
+        """
+        try:
+            return self.learner.train(jobs, round_id=int(round_id))
+        except FAILURES as error:
+            if len(jobs) == 1:
+                return [untrained(jobs[0], f"training raised {type(error).__name__}")]
+            alone = [self.train([job], round_id)[0] for job in jobs]
+            if all(each.failed for each in alone):
+                raise
+            return alone
+
+
+def untrained(job: Job, why: str) -> Trained:
+    """What a client has to send whose training failed: as many values as others, all zeros."""
+    tables = {
+        name: TableUpdate(
+            np.zeros((len(ids), job.submodel.tables[name].values.shape[1]), np.float32),
+            np.zeros(len(ids), np.int64),
+        )
+        for name, ids in job.submodel.trained.items()
+    }
+    update = ModelUpdate(np.zeros_like(job.submodel.dense), 0, tables)
+    return Trained(update, job.local, 0.0, 0, finite=False, failed=why)
