@@ -29,10 +29,12 @@ from tessera.engines.federation import Federation
 from tessera.engines.simulator import Outcome, Simulator
 from tessera.errors import WireError
 from tessera.ids import ClientId, Party, RoundId
+from tessera.learning import own_rows
 from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg import server
 from tessera.protocols.secagg.phases import StageSum
+from tessera.rounds.coins import lasting_secret
 from tessera.rounds.roles import ClientParty, StoredRole
 from tessera.rounds.schemes import of as scheme_of
 from tessera.tasks import Task
@@ -137,26 +139,49 @@ def difference(one: CarrierView, other: CarrierView) -> str:
     return ""
 
 
-def words_apart(one: CarrierView, other: CarrierView, ring: Ring) -> tuple[int, int, int]:
-    """Of the sums in two views: words that differ, by how much at most, and how many there are."""
-    apart, most, every = 0, 0, 0
-    for a, b in zip(_sums(one), _sums(other), strict=True):
-        assert len(a) == len(b)
-        steps = np.minimum((a - b) % ring.order, (b - a) % ring.order)
-        apart, most = apart + int(np.count_nonzero(steps)), max(most, int(steps.max(initial=0)))
-        every += len(a)
-    return apart, most, every
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """How far the sums in two views are apart: rows and dense words that differ, and by how much
+    at most, in steps of the quantiser."""
+
+    rows: int
+    of_rows: int
+    dense: int
+    of_dense: int
+    steps: int
 
 
-def _sums(view: CarrierView) -> Iterator[np.ndarray]:
-    """The words of every opened sum as integers."""
+def apart(one: CarrierView, other: CarrierView, ring: Ring) -> Apart:
+    """Of two views of the same sums, which are of this ring; unions are equal, or it is said."""
+    rows, of_rows, dense, of_dense, steps = 0, 0, 0, 0, 0
+    for (a, in_a), (b, in_b) in zip(_sums(one), _sums(other), strict=True):
+        found = _steps(a, b, ring)
+        dense, of_dense = dense + int(np.count_nonzero(found)), of_dense + found.size
+        steps = max(steps, int(found.max(initial=0)))
+        for x, y in zip(in_a, in_b, strict=True):
+            found = _steps(x, y, ring)
+            rows, of_rows = rows + int(found.any(axis=1).sum()), of_rows + len(found)
+            steps = max(steps, int(found.max(initial=0)))
+    return Apart(rows, of_rows, dense, of_dense, steps)
+
+
+def _steps(a: np.ndarray, b: np.ndarray, ring: Ring) -> np.ndarray:
+    assert a.shape == b.shape, "other unions"
+    return np.minimum((a - b) % ring.order, (b - a) % ring.order)
+
+
+def _sums(view: CarrierView) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
+    """Every opened sum: its dense words, and those of its tables row by row."""
+
+    def words(stored: tuple[str, tuple[int, ...], bytes]) -> np.ndarray:
+        dtype, shape, raw = stored
+        return np.frombuffer(raw, dtype).astype(np.int64).reshape(shape)
+
     for line in view.lines:
         if line.what == "opened":
             parts = dict(line.content)
-            words = [parts["dense"], *(dict(table)["words"] for _, table in parts["tables"])]
-            yield np.concatenate(
-                [np.frombuffer(raw, dtype).astype(np.int64) for dtype, _, raw in words]
-            )
+            tables = [words(dict(table)["words"]) for _, table in parts["tables"]]
+            yield words(parts["dense"]).reshape(-1), tables
 
 
 def _differing(a: Line, b: Line) -> str:
@@ -258,6 +283,32 @@ def swapped(task: Task, pair: tuple[ClientId, ClientId] | None) -> Task:
         data, train=train, offsets=offsets, test=test, test_offsets=test_offsets, **more
     )
     return replace(task, data=changed)
+
+
+@contextmanager
+def own_rows_swapped(
+    task: Task, pair: tuple[ClientId, ClientId] | None, entropy: Entropy, federation: str
+) -> Iterator[None]:
+    """A client's own row may have the client's number. It is then part of the address under which
+    the row is first drawn from the client's secret, and goes with the secret: under any other key,
+    and so where a row is drawn from anything public, it stays."""
+    if pair is None or not _own_numbers(task.data):
+        yield
+        return
+    names = [table.name for table in task.bind(task.build(0)).tables if table.local]
+    keys = {
+        secret.derive(Label.OWN_ROWS, name, size=own_rows.KEY_BYTES).reveal()
+        for secret in (lasting_secret(entropy, federation, int(c)) for c in pair)
+        for name in names
+    }
+    expand, (a, b) = own_rows.units, map(np.uint64, pair)
+
+    def swapping(key: bytes, ids: np.ndarray, width: int) -> np.ndarray:
+        other = np.where(ids == a, b, np.where(ids == b, a, ids))
+        return expand(key, other if key in keys else ids, width)
+
+    with mock.patch.object(own_rows, "units", swapping):
+        yield
 
 
 def _own_numbers(data: ClientData) -> list[str]:

@@ -273,6 +273,10 @@ def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -
 # --- what fails because of a client's data is sent as zeros ---------------------------------------
 
 
+def _raises(_: ModelUpdate) -> ModelUpdate:
+    raise ValueError("these examples cannot be trained on")
+
+
 def _not_finite(update: ModelUpdate) -> ModelUpdate:
     return replace(update, dense=np.full(DENSE, np.nan))
 
@@ -284,7 +288,7 @@ def _one_row_not_finite(update: ModelUpdate) -> ModelUpdate:
     return replace(update, tables={**update.tables, "goods": goods})
 
 
-@pytest.mark.parametrize("break_", [_not_finite, _one_row_not_finite])
+@pytest.mark.parametrize("break_", [_raises, _not_finite, _one_row_not_finite])
 def test_a_member_that_cannot_train_sends_zeros_and_looks_like_the_others(break_: Break) -> None:
     chosen, pair = grouped(), unlike()
     broken = {pair[1]: break_}
