@@ -6,7 +6,7 @@ one the numbers that differ by a step of the quantiser are counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,12 +37,14 @@ from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.data.examples import ClientData, Examples
 from tessera.engines import training
+from tessera.engines.client_training import ClientTraining
 from tessera.engines.faults import Drop
 from tessera.engines.learners import Trainer
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.learning import own_rows
+from tessera.learning.local import Job, Trained
 from tessera.learning.local_training import LocalTraining
 from tessera.rounds.cohorts import Cohorts
 from tessera.rounds.plan import Plan, PrivacyPlan, SimulationPlan, UnionPlan
@@ -326,6 +328,27 @@ def test_a_member_whose_training_fails_looks_like_the_others(kind: type[toy.Pois
     task = replace(task, module=lambda: kind(toy.GOODS, 8, CLIENTS))
     view = check(task, chosen, pair)
     assert view.count("opened") >= 2 * ROUNDS, "and its group goes on"
+
+
+@pytest.mark.parametrize("error", [KeyError, TypeError, ConfigError, ValueError])
+def test_a_client_that_trains_alone_sends_zeros_whatever_its_data_raised(
+    error: type[Exception],
+) -> None:
+    """As a deployed one does: if it left for an error that nobody foresaw, that would be seen."""
+
+    class Failing:
+        name = "failing"
+
+        def train(self, jobs: Sequence[Job], *, round_id: int) -> list[Trained]:
+            raise error("of these examples")
+
+    with Training(TASKS["personal"](), plan_of(TASKS["personal"]())) as run:
+        job = run.job(ClientId(0), run._whole(ClientId(0)))
+        alone = ClientTraining(run.plan, run.bound, run.local_training, Failing())
+        (trained,) = alone.train([job], RoundId(0))
+        assert trained.failed == f"training raised {error.__name__}"
+        assert not trained.update.dense.any() and trained.update.weight == 0
+        assert trained.local == job.local
 
 
 MOST_APART: Final = 0.01

@@ -53,9 +53,11 @@ class ClientTraining:
         """
         try:
             return self.learner.train(jobs, round_id=int(round_id))
-        except FAILURES as error:
-            if len(jobs) == 1:
+        except Exception as error:
+            if len(jobs) == 1:  # whatever it was: data that nobody foresaw raise any error
                 return [untrained(jobs[0], f"training raised {type(error).__name__}")]
+            if not isinstance(error, FAILURES):
+                raise
             alone = [self.train([job], round_id)[0] for job in jobs]
             if all(each.failed for each in alone):
                 raise
