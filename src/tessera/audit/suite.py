@@ -32,7 +32,7 @@ from tessera.audit.selected import OpenSelections, selected_places
 from tessera.audit.two_server import TwoServerAttacks
 from tessera.audit.two_server_view import helper_view, leader_view
 from tessera.audit.unmasking import KeptShares, LoneRows
-from tessera.audit.values import ValueAttacks
+from tessera.audit.values import AttackerKnowledge, ValueAttacks
 from tessera.engines.runs import RunFolder
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
@@ -82,9 +82,11 @@ def attacks(record: Record) -> list[Attack]:
 
 
 def _on_values(record: Record) -> list[Attack]:
-    """Of fixed groups: what the values of opened rows say."""
-    plan = record.plan
-    return [ValueAttacks(plan.group_plan, record.truth)] if plan.grouped else []
+    """Of fixed groups: what the values say, given what an attacker knows; that needs PyTorch."""
+    if not record.plan.grouped:
+        return []
+    known: AttackerKnowledge | None = import_module("tessera.audit.knowledge").of_run(record.plan)
+    return [ValueAttacks(record.plan.group_plan, record.truth, known)]
 
 
 def run(record: Record) -> list[Finding]:

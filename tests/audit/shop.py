@@ -1,0 +1,143 @@
+"""Trainings in fixed groups to attack: the demo's shop (or a part of it), its sums and a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from tessera import tasks
+from tessera.audit.finding import Finding
+from tessera.audit.guesses import GuessTrials
+from tessera.audit.knowledge import PublicKnowledge
+from tessera.audit.record import decoded, replays
+from tessera.audit.values import OpenedFactors, ValueAttacks, bias_of
+from tessera.cli.demo import MAX_ROWS, SHOP
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.engines import training as engine
+from tessera.engines.faults import Drop
+from tessera.engines.federation import Federation
+from tessera.engines.held import rows_of_clients
+from tessera.engines.subcohort import Subcohort
+from tessera.engines.training import Training, complete
+from tessera.engines.views import RoundViews
+from tessera.errors import RoundAborted
+from tessera.ids import SERVER, ClientId, RoundId
+from tessera.learning.submodel import ModelUpdate, Submodel
+from tessera.rounds.encode import RoundResult
+from tessera.rounds.events import RoundAbort, RoundFinished
+from tessera.rounds.ideal import RoundTrainer
+from tessera.rounds.plan import (
+    Plan,
+    PrivacyPlan,
+    Scheme,
+    SimulationPlan,
+    TaskPlan,
+    UnionPlan,
+)
+from tessera.rounds.plan.sections import GROUPS
+from tessera.tasks import Task
+
+GROUP = 10
+ONE_SIDED = 0.998
+"""Level of the intervals: the lower end is above the truth once in a thousand tests."""
+Victim = Callable[[int, tuple[ClientId, ...]], ClientId | None]
+"""(round, a group's members) -> who is not sent the model in it, so that it fails."""
+
+
+def shop(users: int, **options: object) -> Task:
+    return tasks.load("taobao-like", **{**SHOP, "users": users, "seed": 0, **options})
+
+
+def plan_for(task: Task, cohort: int, *, crypto: str = "none", examples: int = 0) -> Plan:
+    """The demo's plan over a task; its sums are ideal unless `crypto` is "every"."""
+    shops = task.data.name == "taobao-like"
+    base = Plan(
+        scheme=Scheme.SECURE_SUBMODEL,
+        cohort=cohort,
+        federation="attacked",
+        privacy=PrivacyPlan(level=GROUPS, group=GROUP),
+        union=UnionPlan(max_rows=MAX_ROWS) if shops else UnionPlan(),
+        task=TaskPlan(name=task.name),
+        simulation=SimulationPlan(evaluate_every=1000, crypto=crypto),
+    )
+    plan = complete(base, task)
+    assert plan.training is not None
+    return replace(plan, training=replace(plan.training, examples=examples))
+
+
+def knowing(task: Task, plan: Plan) -> ValueAttacks:
+    truth = rows_of_clients(task, plan)
+    return ValueAttacks(plan.group_plan, truth, PublicKnowledge.of(plan, task))
+
+
+def recorded(task: Task, plan: Plan, rounds: int) -> ValueAttacks:
+    """What a server sees of a run with real messages."""
+    attacks, views = knowing(task, plan), RoundViews({SERVER})
+    with Training(task, plan, entropy=ScriptedEntropy(b"shop"), views=views) as run:
+        for event in run.run(rounds):
+            if isinstance(event, RoundFinished | RoundAbort):
+                seen = list(decoded(views.taken(SERVER)))
+                for view in replays(plan, RoundId(event.round_id), seen):
+                    attacks.take(view)
+    return attacks
+
+
+def summed(
+    patch: pytest.MonkeyPatch,
+    task: Task,
+    plan: Plan,
+    rounds: int,
+    victim: Victim = lambda round_id, members: None,
+) -> ValueAttacks:
+    """The same with ideal sums, which open the same values."""
+    attacks, original = knowing(task, plan), Federation._ideal
+    root = next(t for t in plan.roots)
+    bias, step = bias_of(plan, root), plan.quantizer.clip / plan.quantizer.top
+
+    def watched(self: Federation, part: Subcohort, train: RoundTrainer) -> RoundResult:
+        number, members = int(part.server.round_id), tuple(sorted(part.clients))
+        withheld, sent = victim(number, members), list[ClientId]()
+
+        def some(submodels: Mapping[ClientId, Submodel]) -> Mapping[ClientId, ModelUpdate | None]:
+            there = {c: s for c, s in submodels.items() if c != withheld}
+            sent.extend(there)
+            return {**dict.fromkeys(submodels), **train(there)}
+
+        if withheld is not None:
+            part = replace(part, faults=[Drop(withheld, "collect", stage=1)])
+        try:
+            result = original(self, part, some)
+        except RoundAborted:
+            attacks.failed(members, sent)
+            raise
+        biases = None if bias is None else result.tables[bias.name]
+        moves = result.tables[root.name]
+        attacks.add(OpenedFactors.of_means(number, members, moves, biases, step=step))
+        return result
+
+    patch.setattr(Federation, "_ideal", watched)
+    with Training(task, plan, entropy=ScriptedEntropy(b"shop")) as run:
+        for _ in run.run(rounds):
+            pass
+    patch.setattr(Federation, "_ideal", original)
+    return attacks
+
+
+def best(trials: GuessTrials) -> Finding:
+    """The share of right best guesses, with its one-sided interval at 99.9 %."""
+    found, _ = trials.findings("attack", SERVER, meaning="", claim="")
+    return found.at(ONE_SIDED)
+
+
+def draw_in_public(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """The protection off: what clients draw follows from the seed and their numbers."""
+    from tessera.audit.knowledge import public_secret
+
+    patch.setattr(engine, "lasting_secret", lambda entropy, name, c: public_secret(plan, int(c)))
+    patch.setattr(
+        engine,
+        "simulated_coins",
+        lambda entropy, its, round_id, c: public_secret(plan, int(round_id), int(c)),
+    )
