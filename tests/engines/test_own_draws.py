@@ -209,7 +209,11 @@ def shipped() -> Iterator[Any]:
     for name, known in sorted(tasks.TASKS.items()):
         masks = ("none", "linear") if "mask" in known.options else (None,)
         for mask in masks:
-            slow = () if name in SMALL or name == "interactions" else (pytest.mark.slow,)
+            slow: tuple[Any, ...] = (pytest.mark.slow,)
+            if name in SMALL or name == "interactions":
+                slow = ()
+            elif mask == "linear" and name != "ratings-lastfm":  # minutes of fitting
+                slow = (pytest.mark.campaign,)
             yield pytest.param(
                 name, mask, marks=slow, id=name if mask is None else f"{name}-{mask}"
             )
@@ -280,4 +284,4 @@ def test_no_other_module_has_a_generator_that_anybody_can_repeat():
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in GENERATORS
     }
-    assert found - {"learning/central.py", "learning/local.py"} == set(NOBODYS)
+    assert found == set(NOBODYS)
