@@ -14,6 +14,7 @@ import numpy as np
 from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
 from tessera.engines.noisy import cut_examples
+from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.local import Job, Learner, Trained, drawn
@@ -49,7 +50,7 @@ class ClientTraining:
         """What came of each job; zeros, and why, of one whose training failed.
 
         If training all together fails, it is not known whose failure it was: then each is trained
-        alone. If all of several fail, the reason is no client's data, and it is raised.
+        alone. If all of several fail, the reason is no client's data: `ConfigError`.
         """
         try:
             return self.learner.train(jobs, round_id=int(round_id))
@@ -60,7 +61,10 @@ class ClientTraining:
                 raise
             alone = [self.train([job], round_id)[0] for job in jobs]
             if all(each.failed for each in alone):
-                raise
+                raise ConfigError(
+                    f"training fails for each of {len(jobs)} clients: {error}",
+                    hint="try the module and its loss on a few examples, outside tessera",
+                ) from error
             return alone
 
 

@@ -1,0 +1,226 @@
+"""A round that did not count did not happen at home, and who fails sends zeros.
+
+In simulation over a task with local rows; in services over real journals, with kills.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engines import toy
+from engines.service_lab import Killed, Lab
+from rounds.population import plan as lab_plan
+from tessera.crypto.entropy import ScriptedEntropy, SystemEntropy
+from tessera.crypto.secret import Secret
+from tessera.engines.faults import Drop
+from tessera.engines.journal import Journal
+from tessera.engines.journal_stores import JournalRows, own_secret, save_local
+from tessera.engines.learners import Trainer
+from tessera.engines.link import LinkStanding, name_of
+from tessera.engines.service.client import ClientService, TrainingResult
+from tessera.engines.training import Training, complete
+from tessera.errors import ConfigError, MisuseError
+from tessera.ids import SERVER, ClientId, RoundId
+from tessera.learning.local import Sequential
+from tessera.learning.submodel import Submodel, TablePart
+from tessera.privacy.period import MemoryPeriods
+from tessera.rounds.events import RoundAbort, RoundFinished
+from tessera.rounds.local_state import LocalState, Word
+
+USERS = np.arange(toy.USERS, dtype=np.uint64)
+
+
+def training(scheme: str, **more) -> Training:
+    task = toy.task()
+    plan = complete(toy.plan(scheme, **more), task)
+    return Training(task, plan, entropy=ScriptedEntropy(b"pending"), trainer=Trainer.SEQUENTIAL)
+
+
+def rows(run: Training) -> np.ndarray:
+    return run.local["users"].values(USERS)
+
+
+# --- in simulation --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("crypto", ["every", "none"])
+def test_local_rows_move_in_rounds_that_count_and_in_no_other(crypto: str) -> None:
+    grouped = {"privacy": {"level": "groups", "group": 3}, "simulation": {"crypto": crypto}}
+    run = training("secure-submodel", **grouped)
+    run.federation._faults = lambda round_id, cohort: (
+        [Drop(c, "collect", stage=1) for c in cohort] if round_id == 0 else []
+    )
+    first = rows(run)
+    events = list(run.federation.round())
+    assert isinstance(events[-1], RoundAbort)
+    assert (rows(run) == first).all(), "a failed round has moved what clients keep"
+    assert all(run.clients[c].local.unsettled is None for c in run.clients)
+    *_, ended = run.federation.round()
+    assert isinstance(ended, RoundFinished)
+    moved = {int(u) for u in np.flatnonzero((rows(run) != first).any(axis=1))}
+    assert moved and moved <= {int(c) for c in run.federation.survivors}
+
+
+def test_first_rows_follow_from_the_clients_secret_and_not_from_the_seed() -> None:
+    """Another seed: the same rows. Another entropy: others. Both look like the module's."""
+    task, plan = toy.task(), toy.plan("submodel")
+    plan = complete(plan, task)
+
+    def first(entropy: bytes, seed: int) -> np.ndarray:
+        return rows(Training(task, replace(plan, seed=seed), entropy=ScriptedEntropy(entropy)))
+
+    here = first(b"one", 3)
+    assert (here != first(b"two", 3)).all()
+    begins = task.build(3).users.weight.detach().numpy()
+    assert (here != begins).all()
+    assert 0.5 < here.std() / begins.std() < 2.0
+
+
+def test_who_raises_sends_zeros_and_nobody_else_is_affected(monkeypatch) -> None:
+    trains = Sequential._train
+
+    def raising(self, job, round_id):
+        if job.client == victim:
+            raise ValueError("of the data")
+        return trains(self, job, round_id)
+
+    monkeypatch.setattr(Sequential, "_train", raising)
+    run = training("secure-submodel", privacy={"level": "groups", "group": 3})
+    victim = int(run.federation.cohorts.sample(RoundId(0))[0])
+    before = rows(run)
+    *_, ended = run.federation.round()
+    assert isinstance(ended, RoundFinished) and ended.groups_aborted == 0
+    assert ended.broken == {"training raised ValueError": 1} and ended.not_finite == 1
+    assert (rows(run)[victim] == before[victim]).all()
+
+
+def test_if_everybody_fails_it_is_nobodys_data(monkeypatch) -> None:
+    def raising(self, job, round_id):
+        raise ValueError("of the module")
+
+    monkeypatch.setattr(Sequential, "_train", raising)
+    with pytest.raises(ConfigError, match="for each of 6 clients: of the module"):
+        list(training("submodel").federation.round())
+
+
+# --- in services ----------------------------------------------------------------------------------
+
+
+class HomeLab(Lab):
+    """Clients with one row of their own, which counts the rounds that have counted."""
+
+    def _made(self, party, journal):
+        made = super()._made(party, journal)
+        if not isinstance(made, ClientService):
+            return made
+        home, train, make = JournalRows(journal, made.name), made._train, made._make_local
+
+        def trained(round_id: RoundId, submodel: Submodel, coins: Secret) -> TrainingResult:
+            found = home.of("own", 1).values
+            value = found[0, 0] if len(found) else 0.0
+            part = TablePart(np.zeros(1, np.uint64), np.full((1, 1), value + 1.0, np.float32))
+            return replace(train(round_id, submodel, coins), local={"own": part})
+
+        made._train = trained
+        made._make_local = lambda periods, ledger: with_rows(make(periods, ledger), home)
+        made.load()
+        return made
+
+    def counted(self, client: int) -> float:
+        party = self.parties[ClientId(client)]
+        found = JournalRows(party.journal, party.name).of("own", 1).values
+        return float(found[0, 0]) if len(found) else 0.0
+
+
+def with_rows(local: LocalState, home: JournalRows) -> LocalState:
+    local.rows = home
+    return local
+
+
+def test_a_client_that_is_killed_keeps_what_counted_once(tmp_path: Path) -> None:
+    lab = HomeLab(lab_plan("secure-submodel", cohort=4), tmp_path / "lab")
+    for at in range(0, 40, 3):
+        lab.kill_at[ClientId(1), at] = True
+    lab.run(4)
+    assert [lab.counted(c) for c in range(4)] == [4.0] * 4
+    lab.close()
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_an_outcome_that_was_missed_is_heard_before_the_next_round(
+    tmp_path: Path, counted: bool
+) -> None:
+    """The client sends its update, and is off until the next round begins."""
+    lab = HomeLab(lab_plan("submodel", cohort=3, security={"dropout": 0.4}), tmp_path / "lab")
+    away, leader = ClientId(2), lab.leader
+    leader.open_round()
+    others = [c for c in lab.cohort if c != away]
+    lab._exchange(away)
+    client = lab.parties[away]
+    if client.pending is not None:
+        client.train()
+    for _ in range(6):
+        for c in others:
+            lab._exchange(c)
+    if counted:
+        while not leader.finished:
+            lab._exchange(away)
+            for c in others:
+                lab._exchange(c)
+    else:
+        leader.stop("a test")
+    client = lab.parties[away]
+    standing = LinkStanding(RoundId(1), 0, 0, 0, counted=leader.links[away].counted)
+    assert (leader.links[away].counted == 0) is counted
+    if client.local.unsettled is not None:  # it has not heard of the end yet
+        assert lab.counted(2) == 0.0
+        client.begin(standing)
+    assert client.local.unsettled is None
+    assert lab.counted(2) == float(counted)
+    lab.close()
+
+
+def test_a_round_does_not_begin_before_the_last_one_is_settled() -> None:
+    class Home:
+        pending = RoundId(3)
+
+        def offer(self, round_id, rows):
+            raise AssertionError
+
+        def settle(self, *, counted):
+            self.pending = None
+
+    local = LocalState(real={}, periods=MemoryPeriods(), rows=Home())
+    with pytest.raises(MisuseError, match="round 3 has counted"):
+        local.must_be_settled()
+    local.settle(RoundId(2), counted=True, by=Word.SERVER)
+    assert local.unsettled == 3, "another round's outcome says nothing about this one"
+    local.settle(RoundId(3), counted=False, by=Word.SERVER)
+    local.must_be_settled()
+
+
+def test_a_state_without_its_secret_is_refused(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path, owner="client 1", plan=b"p" * 32)
+    local = LocalState(real={}, periods=MemoryPeriods(), last_round=RoundId(4))
+    with journal.step():
+        save_local(journal, "client 1", local)
+    with pytest.raises(ConfigError, match="its secret is not in") as refused:
+        own_secret(journal, "client 1", SystemEntropy(), "f", 1)
+    assert refused.value.hint
+    journal.close()
+
+
+def test_the_secret_is_on_disk_before_it_is_used(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path, owner="client 1", plan=b"p" * 32)
+
+    def killed(_) -> None:
+        raise Killed(SERVER)
+
+    journal.watch = killed
+    with pytest.raises(Killed):
+        own_secret(journal, name_of(ClientId(1)), SystemEntropy(), "f", 1)
+    journal.close()
