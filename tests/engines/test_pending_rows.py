@@ -13,7 +13,9 @@ import pytest
 
 from engines import toy
 from engines.service_lab import Killed, Lab
+from engines.test_offered_rows import SCRIPT, Deployed, shop
 from rounds.population import plan as lab_plan
+from tessera import tasks
 from tessera.crypto.entropy import ScriptedEntropy, SystemEntropy
 from tessera.crypto.secret import Secret
 from tessera.engines.faults import Drop
@@ -224,3 +226,35 @@ def test_the_secret_is_on_disk_before_it_is_used(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         own_secret(journal, name_of(ClientId(1)), SystemEntropy(), "f", 1)
     journal.close()
+
+
+def test_a_deployed_client_that_raises_ends_its_round_as_in_the_simulator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zeros in its place, everybody in the sum, the simulator's model to the bit; why it failed is
+    in its own state and on no link, and it trains again in the next round."""
+    trains, rounds = Sequential._train, 3
+
+    def raising(self, job, round_id):
+        if job.client == 2 and round_id == 1:
+            raise ZeroDivisionError("of the data")
+        return trains(self, job, round_id)
+
+    monkeypatch.setattr(Sequential, "_train", raising)
+    with Deployed(tmp_path / "lab", shop(tmp_path / "shop.csv")) as lab:
+        lab.run(2)
+        broken = {c: lab.parties[c].local.broken for c in lab.cohort}
+        assert broken[ClientId(2)] == "round 1: training raised ZeroDivisionError"
+        assert not any(why for c, why in broken.items() if c != ClientId(2))
+        events = [row for (row,) in lab.leader.journal.database.execute("SELECT data FROM event")]
+        assert len(events) == 2 and all('"survivors": 8' in row for row in events)
+        assert not any("ZeroDivision" in row for row in events)
+        lab.run(rounds)
+        assert not lab.parties[ClientId(2)].local.broken
+        plan = lab.bundle.plan
+        task = tasks.load(plan.task.name, **plan.task.options)
+        deployed = lab.leader.model.digest
+    entropy = ScriptedEntropy(SCRIPT)
+    run = Training(task, plan, entropy=entropy, trainer=Trainer.SEQUENTIAL)
+    assert len([e for e in run.run(rounds) if isinstance(e, RoundFinished)]) == rounds
+    assert run.federation.model.digest == deployed
