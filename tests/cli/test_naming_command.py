@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tessera.cli import main as cli
-from tessera.privacy.bound import CONDITIONS
+from tessera.privacy.bound import ANY_ROUNDS, CONDITIONS
 from tessera.rounds.plan import Scheme
 from tessera.rounds.plan.example import example_plan
 
@@ -84,7 +84,7 @@ def test_the_bound_of_a_group_stands_with_its_conditions_and_without_an_epsilon(
     """No answer of a member is randomised: there is no noise, and so no epsilon."""
     assert cli.main(["privacy", *COHORT, "--group", "10"]) == 0
     sentence = " ".join(capsys.readouterr().out.split())
-    assert f"with at most 10% probability ({CONDITIONS}), for any number of rounds" in sentence
+    assert f"with at most 10% probability ({CONDITIONS}), {ANY_ROUNDS}" in sentence
     assert "psilon" not in sentence
     for each, expected in ((0, "10.0%"), (2, "12.5%"), (5, "20.0%")):
         assert f"at most (B), {each} members with the server {expected}" in sentence

@@ -46,8 +46,8 @@ class Finding:
     """One attack's outcome. A claim is the most that the plan allows the attack to reach.
 
     `spread` is how far the claim itself may lie off for one population, where it is an average
-    over populations. `chance` is what guessing by lot would reach. Findings of one `kind` mean the
-    same, and are explained once.
+    over populations. `chance` is what guessing by chance would reach. Findings of one `kind` mean
+    the same, and are explained once.
     """
 
     name: str

@@ -64,7 +64,7 @@ class NamingAttacks:
 
     plan: Plan
     truth: Truth = field(repr=False)
-    only: Ids | None = field(default=None, repr=False)  # the rows to attack; by lot if not given
+    only: Ids | None = field(default=None, repr=False)  # the rows to attack; by chance if not given
     transcript: Transcript = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

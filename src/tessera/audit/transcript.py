@@ -30,7 +30,7 @@ Labels = npt.NDArray[np.int64]
 Clients = tuple[ClientId, ...]
 
 MOST_ROWS: Final = 4000
-"""Rows that are attacked; of more, as many by lot."""
+"""Rows that are attacked; of more, as many drawn by chance."""
 
 
 @dataclass(frozen=True, slots=True)

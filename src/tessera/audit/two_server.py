@@ -229,7 +229,7 @@ class TwoServerAttacks:
             f"{NAMED}, by {_name(whose)}",
             claimed=self._by_chance[whose] / trials.trials if trials.trials else 1.0,
             meaning="of those rows, how often the client whose share is largest there is the "
-            "writer; one over the cohort by lot",
+            "writer; one over the cohort by chance",
         )
         return replace(found, attacker=whose, kind=NAMED)
 

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from tessera.crypto import kernel
 from tessera.errors import ConfigError
+from tessera.privacy.bound import ANY_ROUNDS
 from tessera.privacy.exposure import Holders
 from tessera.report.numbers import share
 from tessera.report.tables import as_csv
@@ -80,7 +81,7 @@ def named(naming: Mapping[str, Any], rounds: int) -> str:
     after = f"{rounds} round{'s' if rounds != 1 else ''}"
     words = str(naming["bound_in_words"])
     if naming["settings"]["group"]:
-        words += ", for any number of rounds"
+        words += f", {ANY_ROUNDS}"
     guess = share(naming["estimate"]["best_guess"])
     return f"{words[0].upper()}{words[1:]}; estimated after {after}: {guess}."
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from tessera.cli.init_own_file import OWN_FILES, OwnFile
 from tessera.errors import ConfigError
 from tessera.learning.averaging import Average
-from tessera.privacy.bound import COMING_AND_GOING, NAMED, in_words
+from tessera.privacy.bound import ANY_ROUNDS, COMING_AND_GOING, NAMED, in_words
 from tessera.rounds import schemes
 from tessera.rounds.plan import (
     DPPlan,
@@ -208,7 +208,7 @@ def named_or_not(plan: Plan) -> str:
         return f"{NAMED}."
     return (
         f'level = "groups": in groups of {plan.privacy.group_size} '
-        f"{in_words(plan.promise.bound())}, over any number of rounds; {COMING_AND_GOING}."
+        f"{in_words(plan.promise.bound())}, {ANY_ROUNDS}; {COMING_AND_GOING}."
     )
 
 

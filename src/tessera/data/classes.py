@@ -33,7 +33,7 @@ def spread_evenly(
     sizes: Mapping[str, int],
     facts: Mapping[str, Any],
 ) -> ClientData:
-    """Everybody gets as many examples as the others, or one more, by lot.
+    """Everybody gets as many examples as the others, or one more, drawn by the seed.
 
     With `part` "validation" the model is tested on a tenth of the training examples, which nobody
     trains on then, and the published test part is not looked at.
@@ -60,7 +60,7 @@ def spread_evenly(
         facts={
             **facts,
             "split": "published test part" if part == TEST else "a tenth of the training part",
-            "clients": f"{clients:,}, examples dealt out by lot (seed {seed})",
+            "clients": f"{clients:,}, examples dealt out by chance (seed {seed})",
         },
     )
 

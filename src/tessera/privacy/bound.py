@@ -46,13 +46,18 @@ CORRUPT_MEMBERS: Final = (0, 2, 5)
 """Members that work with the server for which B is always printed."""
 
 CONDITIONS: Final = (
-    "one holder in the group, the other members honest, no known row, group and rounds on the "
-    "server's word"
+    "one holder in the group, the other members honest, no known row, no second group over the "
+    "same rows, group and rounds on the server's word"
 )
 """What B supposes, in short. For h holders it is h times as much; members that work with the
 observer make the group smaller; who knows of one row whose it is links others to it by their
-values; and until clients can check both, the server says who is in the group and which rounds
-counted."""
+values; two groups are compared; and until clients can check both, the server says who is in the
+group and which rounds counted."""
+ANY_ROUNDS: Final = (
+    "for any number of rounds in one group (a second federation over the same rows is refused in "
+    "deployments, and has B = 1 if accepted)"
+)
+"""How long B holds: what is said wherever it is not about the rounds of one run."""
 
 
 def in_words(bound: float) -> str:

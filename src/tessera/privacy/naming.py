@@ -205,7 +205,7 @@ class Guesses:
 
 
 def best_guesses(holds: Floats, truth: Bits, rng: np.random.Generator) -> Guesses:
-    """As many guesses per row as it has holders; between equals by lot."""
+    """As many guesses per row as it has holders; between equals by chance."""
     lot = rng.random(holds.shape)
     order = np.lexsort((lot, -holds.round(DIGITS)), axis=1)
     rank = np.empty_like(order)
@@ -215,7 +215,7 @@ def best_guesses(holds: Floats, truth: Bits, rng: np.random.Generator) -> Guesse
 
 
 def chance_of_guess(holds: Floats, holders: Indices, client: int) -> Floats:
-    """For each row, how likely the client is among its best guesses, ties being drawn by lot.
+    """For each row, how likely the client is among its best guesses, ties broken by chance.
 
     As many guesses per row as it has `holders`: the mean of `best_guesses` over its draws.
     """

@@ -254,11 +254,11 @@ _ENTRIES: Final = (
         knowledge=Knowledge(
             server="The union of the rows of each fixed group (at cpp1 to cpp5: of the cohort), "
             "exactly. For each row its sum and count; that of a row with one holder is its exact "
-            "update. Whose it is stays hidden in a fixed group, for any number of rounds, from "
-            "whoever knows no row of a member beforehand: one that is known leads to others by "
-            "their values. At cpp1 to cpp5 also a randomised set of rows of each client, and rows "
-            "below the quorum with who named them; over several rounds, sums and answers together "
-            "identify most holders. Who took part and who dropped out.",
+            "update. Whose it is stays hidden in a fixed group, for any number of rounds of that "
+            "one group, from whoever knows no row of a member beforehand: one that is known leads "
+            "to others by their values. At cpp1 to cpp5 also a randomised set of rows of each "
+            "client, and rows below the quorum with who named them; over several rounds, sums and "
+            "answers together identify most holders. Who took part and who dropped out.",
             clients="The union; who else named the rows they named themselves, and the values of "
             "those rows; ids and public keys of everybody in the fixed group or cohort.",
             honest="Clients. In a fixed group all other members: a holder is hidden among the "

@@ -20,7 +20,8 @@ CLICKS: Final[Mapping[str, str]] = {
     "width": "Columns of the embedding tables.",
     "size": 'Size of the dense part: "tiny", "small" or "papers".',
     "model": '"din", "biased" (adds biases) or "personal" (adds rates and matches too).',
-    "share_users": "Whether the user table is part of the shared model, as in the papers.",
+    "share_users": "Whether the user table is part of the shared model, as in the papers; refused "
+    "in fixed groups, where a row of that table says whose it is.",
 }
 """Options of click tasks."""
 

@@ -8,11 +8,11 @@ Leaving out whole examples would not do: where r stands in a hundred histories a
 stay, all the others come back once r is gone. So a row that has had its share is taken *out of* the
 further examples, which makes them what they are in the other world. In this order:
 
-1. of the examples aimed at a row, `targets` are drawn by lot, and the others are left out;
-2. of an example's places in sequences, `places` are drawn by lot, empty or not, and the others
+1. of the examples aimed at a row, `targets` are drawn by chance, and the others are left out;
+2. of an example's places in sequences, `places` are drawn by chance, empty or not, and the others
    become "none": another entry does not move up;
 3. of the examples that still have a row in a sequence and are not aimed at it, `histories` are
-   drawn by lot, and in the others it becomes "none".
+   drawn by chance, and in the others it becomes "none".
 
 What differs, for any r and any data, if every example has the coins in both worlds that are its
 own: (a) examples aimed at r, of which 1 leaves `targets`; (b) examples with r in a sequence, of

@@ -138,9 +138,10 @@ class PrivacyPlan:
 
     With "groups" clients meet in fixed groups of `group`, in which everybody names the whole union,
     and union and sums open over the whole group or not at all: a holder is hidden among the group
-    for any number of rounds, from whoever knows no row of a member (docs/threat-model.md). The
-    others are the choices of Niu et al. 2020, Table 3; over many rounds the sums identify most
-    holders in spite of them (docs/protocols/index-privacy.md). Empty if p1 to p4 are given instead.
+    for any number of rounds of that one group, from whoever knows no row of a member
+    (docs/threat-model.md). The others are the choices of Niu et al. 2020, Table 3; over many rounds
+    the sums identify most holders in spite of them (docs/protocols/index-privacy.md). Empty if p1
+    to p4 are given instead.
     """
     p1: float = 1.0
     """Probability of a permanent yes for a row that the client has."""
