@@ -35,7 +35,7 @@ MASKED = "gradients in the open: masked ratings read back"
 TAKEN_OFF = "masks: taken off, ratings exact"
 SOLE = "secure sum: a row opens as one rating"
 SEVERAL = "secure sum: ratings of rows with several raters"
-NAMED = "secure sum: the client of a row of its own is named"
+NAMED = "secure sum: the client of a row of its own is identified"
 
 
 def recorded(

@@ -74,7 +74,7 @@ def test_one_participation_in_a_period_leaves_nothing_to_intersect(tmp_path: Pat
             "Event 2: a row opens empty",
             "inference from 1 revealed set",
             "sole holder: a row opens as one client's update",
-            "sole holder: the client is named",  # one over the group's size, exactly
+            "sole holder: the client is identified",  # one over the group's size, exactly
             "lone rows: one member's row looks open",
         ],
     )

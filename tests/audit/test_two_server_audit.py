@@ -34,7 +34,7 @@ from tessera.rounds.plan import Plan, Scheme, TwoServerPlan
 READ = "rows fetched: a real row told from another, by the {}"
 WRITTEN = "rows written: a real row told from another, by the {}"
 ALONE = "sole writer: a row opens as one client's update"
-NAMED = "sole writer: the client is named, by the {}"
+NAMED = "sole writer: the client is identified, by the {}"
 
 
 def recorded(folder: Path, rounds: int = 4, settings: Plan | None = None, **way) -> Path:

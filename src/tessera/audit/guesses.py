@@ -23,7 +23,9 @@ from tessera.privacy.naming import CONFIDENT, DIGITS, NAMED, Floats, best_guesse
 BEST_GUESS: Final = "best guess at a row's holder"
 CONFIDENT_GUESS: Final = "the most confident 1 %"
 CLIENT: Final = "client"
-BY_BOUND: Final = "Claimed is the naming bound B: all members of a group look the same"
+BY_BOUND: Final = (
+    "Claimed is B on average, h / g for a row that h of g members hold: they look the same"
+)
 
 
 @dataclass(slots=True)
@@ -96,9 +98,9 @@ class GuessTrials:
         text = f"{meaning}. Of {pairs:,} pairs of a row and a holder "
         if self.named:
             right, part = self.named_right / self.named, self.named_right / pairs
-            text += f"{part:.1%} are named (above {NAMED:.0%} sure), {right:.1%} of these rightly"
+            text += f"{part:.1%} are identified; of guesses above {NAMED:.0%} {right:.1%} are right"
         else:
-            text += "none is named"
+            text += f"none is identified: no guess is above {NAMED:.0%}"
         return f"{text}. {claim}"
 
     @staticmethod

@@ -103,10 +103,10 @@ class SoleHolders:
                 "sole holder: a row opens as one client's update",
                 claimed=claimed,
                 meaning="of the union's rows, those whose sum is one holder's exact update; which "
-                "member that is, its group hides",
+                "member that is, its group hides (as far as B)",
             ),
             self._named.finding(
-                "sole holder: the client is named",
+                "sole holder: the client is identified",
                 claimed=self._bound / trials if trials else 1.0,
                 meaning="of those rows, how often the member with the highest likelihood, given "
                 "the answers, is the holder; one over the group's size after a single round",

@@ -43,7 +43,7 @@ READ, WRITTEN, PUBLIC = "rows fetched", "rows written", "the keys' public part"
 SELECTED: Final = "places selected"
 TOLD_APART: Final = "a real row told from another"
 ALONE: Final = "sole writer: a row opens as one client's update"
-NAMED: Final = "sole writer: the client is named"
+NAMED: Final = "sole writer: the client is identified"
 
 
 @dataclass(slots=True)
@@ -220,7 +220,7 @@ class TwoServerAttacks:
             ALONE,
             claimed=1.0,
             meaning="of the opened rows, those that one client of the sum has; its update of such "
-            "a row is seen exactly. Nothing is promised against that but that it has no name to it",
+            "a row is seen exactly. Nothing is promised against that but that it names no client",
         )
         return replace(found, attacker=EITHER)
 

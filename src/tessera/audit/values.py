@@ -36,6 +36,7 @@ from tessera.ids import SERVER, ClientId
 from tessera.learning.arrays import Ids
 from tessera.learning.averaging import TableMean
 from tessera.learning.quantize import signed
+from tessera.privacy.bound import in_words
 from tessera.privacy.naming import Floats
 from tessera.rounds.plan import Plan, TablePlan
 
@@ -425,8 +426,8 @@ class ValueAttacks:
                     right.append(hits / int(others.sum()) if others.any() else float("nan"))
         meaning = (
             f"who knows one row of a member that has {FEWEST} to {MOST} takes those with the same "
-            f"factor for its, too. B = {self.plan.promise.bound():.0%} is for observers who know "
-            "no row; against this one nothing is claimed"
+            f"factor for its, too. B is for observers who know no row: "
+            f"{in_words(self.plan.promise.bound())}. Against this one nothing is claimed"
         )
         for what, values in ((LINKED, linked), (RIGHTLY, right)):
             found = average(f"{KNOWN_ROW}: {what}", values, claimed=1.0, meaning=meaning)

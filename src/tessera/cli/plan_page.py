@@ -211,7 +211,10 @@ def naming_facts(naming: Mapping[str, Any]) -> list[tuple[str, str]]:
     lines = [
         *bounds(naming),
         ("the same, by another client alone", share(naming["bound"]["one_client"])),
-        (f"best guess, estimated after {rounds} rounds", share(naming["estimate"]["best_guess"])),
+        (
+            f"best guess at all rows, estimated after {rounds} rounds",
+            share(naming["estimate"]["best_guess"]),
+        ),
     ]
     if late is not None:
         lines.append((f"the same, {many} drop out late", share(late["best_guess"])))

@@ -66,13 +66,14 @@ def _under(plan: Plan, scheme: Scheme) -> Plan:
 
 
 def show(records: list[dict[str, Any]], title: str, console: Console) -> None:
+    width = min(console.width, 100)
     console.print(f"[bold]{escape(title)}[/], per client and round", soft_wrap=True)
     console.print(table_of(records))
     for record in records:
         for line in sentences(record):
-            console.print(line, soft_wrap=True)
+            console.print(line, width=width)
     if any(record["holder_named"] < 1.0 for record in records):
-        console.print(f"Holder identified, at most: {CONDITIONS}.", soft_wrap=True)
+        console.print(f"Holder identified, at most: {CONDITIONS}.", width=width)
     console.print(
         "docs/choosing.md says which scheme is for whom; `tessera init TASK --scheme NAME` writes "
         "its plan.",
@@ -107,4 +108,4 @@ def sentences(record: dict[str, Any]) -> Iterator[str]:
     if record["refused"] is not None:
         yield f"{name}: not with this plan: {escape(record['refused'])}"
     else:
-        yield f"{name}: the server learns: {escape(record['server_learns'])}"
+        yield f"{name}, learnt by the server: {escape(record['server_learns'])}"

@@ -423,7 +423,9 @@ def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def figures(facts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, str]]:
     entry = schemes.named(facts["scheme"])
     if facts["final"] is not None:
-        yield ("final",), facts["metric"], score(facts["final"])
+        at = facts["curve"][-1][0]  # a later test had no figure: the model was not finite any more
+        when = "" if at >= facts["rounds"] else f", after round {at}: none later"
+        yield ("final",), f"{facts['metric']}{when}", score(facts["final"])
     for name, value in facts["trivial"].items():
         yield ("trivial",), f"  baseline: {predictor(name)}", score(value)
     if entry.randomises:

@@ -114,4 +114,5 @@ class ClickStatistics:
 
 def _losses(logits: Numbers, labels: Numbers) -> npt.NDArray[np.float64]:
     x = np.asarray(logits, np.float64)
-    return np.logaddexp(0.0, x) - x * (np.asarray(labels) > 0.5)
+    with np.errstate(invalid="ignore"):  # of a model that is not finite: NaN, without a warning
+        return np.logaddexp(0.0, x) - x * (np.asarray(labels) > 0.5)

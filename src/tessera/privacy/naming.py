@@ -40,7 +40,7 @@ Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
 NAMED: Final = 0.9
-"""A client is named as a row's holder if the posterior is above this."""
+"""A client is identified as a row's holder if the posterior is above this."""
 CONFIDENT: Final = 0.01
 """The share of all best guesses, by posterior, that are looked at as the most confident."""
 DIGITS: Final = 9

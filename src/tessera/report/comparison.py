@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -99,11 +99,21 @@ def show(runs: Sequence[RunFigures], page: Path | None, console: Console) -> Non
             "Bytes and protocol times are of the rounds with cryptography on; the page says which.",
             width=width,
         )
-    for name, values in differing(runs).items():
-        listed = ", ".join(str(value) for value in dict.fromkeys(map(str, values)))
-        console.print(f"Differs: {escape(name)} = {escape(listed)}", soft_wrap=True)
+    for line in differences(runs):
+        console.print(f"Differs: {escape(line)}", soft_wrap=True)
     if page is not None:
         console.print(f"The page: {escape(str(page))}", soft_wrap=True)
+
+
+def differences(runs: Sequence[RunFigures]) -> Iterator[str]:
+    """Settings that differ, one to a line; a section that some plans lack is one line."""
+    bare = [run.label for run in runs if run.plan.dp is None]
+    some = 0 < len(bare) < len(runs)
+    if some:
+        yield f"[dp], a section that is not in the plan of {enumeration(bare)}"
+    for name, values in differing(runs).items():
+        if not (some and name.startswith("dp.")):
+            yield f"{name} = {', '.join(dict.fromkeys(map(str, values)))}"
 
 
 def in_all(runs: Sequence[RunFigures]) -> str:

@@ -89,7 +89,7 @@ def epsilon(value: float | str | None) -> str:
     number = float(value)
     if math.isinf(number):
         return INFINITE
-    return "<0.01" if 0.0 < number < 0.005 else f"{number:.2f}"
+    return "<0.01" if 0.0 < number < 0.005 else f"{number:z.2f}"
 
 
 def count(value: float | None) -> str:

@@ -142,7 +142,7 @@ class OpenedSums:
                 "away the factors by which the others are solved",
             ),
             self._named.finding(
-                "secure sum: the client of a row of its own is named",
+                "secure sum: the client of a row of its own is identified",
                 claimed=self._chance / named if named else 1.0,
                 meaning=f"one row hides its client in {hidden}; rows with the same factors "
                 "belong together, and their client is in the group of each",

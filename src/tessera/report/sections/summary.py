@@ -230,7 +230,7 @@ def banners_in_words(runs: Sequence[RunFigures]) -> list[tuple[str, str]]:
             )
     withheld = [run.label for run in runs if run.withholds]
     if withheld:
-        whose = f"Of {enumeration(withheld)} " if many else ""
+        whose = f"Of {enumeration(withheld)}, " if many else ""
         text = (
             f"{whose}figures without noise are left out here, since no budget paid for them. Each "
             "run's own report has them, marked; so has `tessera compare --exact`."
@@ -262,7 +262,9 @@ def tiles(run: RunFigures) -> Markup | None:
         else f"{signed(run.margin_over(baseline[1]) or 0.0)} against the best baseline"
         f"{not_charged([run], 'trivial')}"
     )
-    cells.append((f"{run.metric}, final{not_charged([run])}", score(run.final), against))
+    at = run.curve[-1][0]
+    when = "final" if at >= run.finished else f"after round {at:g}, none later"
+    cells.append((f"{run.metric}, {when}{not_charged([run])}", score(run.final), against))
     if not run.central:
         up, down = run.per_round("bytes_up"), run.per_round("bytes_down")
         cells.append(("upload per client and round", size(up), f"download {size(down)}"))
