@@ -214,7 +214,7 @@ def singleton_rows(runs: Sequence[RunFigures]) -> list[Content]:
             "p",
             f"{run.label}: {share(run.singleton_rows)} of the opened rows are singleton rows, "
             "written by exactly one client. Such a sum is that client's exact update; its group or "
-            "cohort hides whose it is.",
+            "cohort hides whose it is in one round; over many only a fixed group does, up to B.",
         )
         for run in runs
         if run.secure and run.singleton_rows is not None

@@ -31,8 +31,8 @@ def training(runs: Sequence[RunFigures]) -> list[Content]:
         for run in runs
     ]
     notes = [
-        "A client whose loss or parameters became NaN or infinite sends zeros with weight 0, and "
-        "is counted here.",
+        "A client whose training raised an error, or whose loss or parameters became NaN or "
+        "infinite, sends zeros with weight 0, and is counted here.",
         "Clipped values lay outside the range of the quantiser. Under a secure scheme only the "
         "simulator can count either: no server sees them.",
         *figures_from(runs),

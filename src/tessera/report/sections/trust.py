@@ -34,9 +34,10 @@ NOT_COVERED_BY_SUMS: Final[Sequence[str]] = (
     "What a sum reveals. A sum over few clients, or two sums that differ by one client, can say "
     "something about a person; without [dp] no noise is added, and updates are not differentially "
     "private.",
-    "Presence, timing and sizes: who took part and when; in secure-submodel, with how many rows.",
+    "Presence, timing and sizes: who took part and when; at cpp1 to cpp5, with how many rows.",
     "Correct results. A client can send anything: an input that nobody sees is not validated.",
-    "The number of corrupt clients is an assumption: the server picks the cohort.",
+    "The number of corrupt clients is an assumption: the server picks the cohort, and says "
+    "who is in a fixed group.",
 )
 
 NOT_COVERED_BY_TWO_SERVERS: Final[Sequence[str]] = (
