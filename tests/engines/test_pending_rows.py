@@ -22,7 +22,7 @@ from tessera.engines.faults import Drop
 from tessera.engines.journal import Journal
 from tessera.engines.journal_stores import JournalRows, own_secret, save_local
 from tessera.engines.learners import Trainer
-from tessera.engines.link import LinkStanding, name_of
+from tessera.engines.link import LinkStanding, Numbered, name_of
 from tessera.engines.service.client import ClientService, TrainingResult
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError, MisuseError
@@ -30,9 +30,14 @@ from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.local import Sequential
 from tessera.learning.submodel import Submodel, TablePart
 from tessera.privacy.period import MemoryPeriods
+from tessera.protocols import wire
+from tessera.protocols.machine import RoundOutcome, RoundOver
+from tessera.rounds.client_states import AwaitingModel, TrainedModel
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.local_state import LocalState, Word
+from tessera.rounds.messages import Download
 
+DONE = RoundOver.of(RoundId(0), RoundOutcome.DONE)
 USERS = np.arange(toy.USERS, dtype=np.uint64)
 
 
@@ -40,6 +45,10 @@ def training(scheme: str, **more) -> Training:
     task = toy.task()
     plan = complete(toy.plan(scheme, **more), task)
     return Training(task, plan, entropy=ScriptedEntropy(b"pending"), trainer=Trainer.SEQUENTIAL)
+
+
+def kind(message: Numbered) -> type | None:
+    return wire.kind_of(message.data)
 
 
 def rows(run: Training) -> np.ndarray:
@@ -183,6 +192,29 @@ def test_an_outcome_that_was_missed_is_heard_before_the_next_round(
         client.begin(standing)
     assert client.local.unsettled is None
     assert lab.counted(2) == float(counted)
+    lab.close()
+
+
+def test_what_was_never_sent_has_not_counted_whatever_the_leader_says(tmp_path: Path) -> None:
+    """A leader sends the model alone, and ends the round for this client: its training is done, and
+    its update is waiting for the groups of its rows. Own rows that were kept would drift apart."""
+    lab = HomeLab(lab_plan("secure-submodel", cohort=4), tmp_path / "lab")
+    lab.leader.open_round()
+    client = lab.parties[ClientId(0)]
+    while client.role is None or not isinstance(client.role.state, AwaitingModel):
+        for c in lab.cohort:
+            lab._exchange(c)
+    (download,) = (
+        each.data for each in lab.leader.links[ClientId(0)].on_its_way if kind(each) is Download
+    )
+    for data, said in ((download, "trained"), (wire.encode(DONE), "over")):
+        client.take(Numbered(client.link.received + 1, data))
+        if said == "trained":
+            client.train()
+            assert isinstance(client.role.state, TrainedModel) and client.local.unsettled == 0
+    assert client.local.unsettled is None and lab.counted(0) == 0.0
+    client.begin(LinkStanding(RoundId(1), 0, 0, 0, counted=0))
+    assert lab.counted(0) == 0.0
     lab.close()
 
 

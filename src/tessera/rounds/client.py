@@ -61,7 +61,7 @@ from tessera.rounds.clipped_vector import noise_stream
 from tessera.rounds.coins import coins_of
 from tessera.rounds.encode import Clipped, RowWords
 from tessera.rounds.ideal import IdealClient, Offered, SparseInput, TrustedParty
-from tessera.rounds.local_state import LocalState, check_rows
+from tessera.rounds.local_state import LocalState, Word, check_rows
 from tessera.rounds.messages import (
     FROM_SERVER,
     Download,
@@ -280,7 +280,8 @@ class ClientRound(Follower):
         return out
 
     def _told(self, outcome: RoundOutcome) -> None:
-        self._local.told(self.round_id, outcome)
+        if not isinstance(self.state, TrainedModel):
+            self._local.told(self.round_id, outcome)
 
     def take(self, message: Kept[Any]) -> list[Outbound]:
         """A message of the round's own that was never bytes, in an ideal round."""
@@ -303,6 +304,8 @@ class ClientRound(Follower):
                 raise self._leave(self._fault(f"sent a union of {size}"))
 
     def _end(self, state: Any) -> None:
+        if isinstance(self.state, TrainedModel):  # it was never sent, whatever a server says of it
+            self._local.settle(self.round_id, counted=False, by=Word.OWN)
         super()._end(state)
         self._selected = self._submodel = None
 

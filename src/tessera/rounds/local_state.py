@@ -32,6 +32,7 @@ class Word(Enum):
     """Why a client takes it that a round has counted, or has not."""
 
     SERVER = "the server's word"
+    OWN = "this client has not sent its update"
 
 
 class CarriedRows(Protocol):
