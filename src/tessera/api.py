@@ -366,13 +366,12 @@ def _as_begun(
             f"{folder} was started with other entropy",
             hint="leave --insecure-test-entropy out: a run keeps the entropy it started with",
         )
-    if stored is None and schemes.of(plan).federated:
-        if not (folder / CHECKPOINT / ROOT).exists():
-            raise ConfigError(
-                f"{folder}: its root secret is missing, and with a fresh one clients would draw "
-                "their permanent answers again within a period",
-                hint="restore checkpoint/, or start a new run",
-            )
+    if stored is None and not (folder / CHECKPOINT / ROOT).exists():
+        raise ConfigError(
+            f"{folder}: its root secret is missing, and with a fresh one clients would draw again "
+            "what they have drawn for good",
+            hint="restore checkpoint/, or start a new run",
+        )
     begun = BY_NAME.get(facts["learner"]["name"], Trainer.AUTO)
     if schemes.of(plan).federated and Trainer(trainer) not in (Trainer.AUTO, begun):
         raise ConfigError(

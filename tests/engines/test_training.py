@@ -196,11 +196,12 @@ def test_a_run_goes_on_in_the_way_it_began(tmp_path):
     assert json.loads((tmp_path / "run" / RUN).read_text())["rounds"] == 2
 
 
-def test_without_its_root_a_run_does_not_go_on(tmp_path):
-    go(tmp_path / "run", "secure-submodel", 1, insecure_test_entropy=None)
+@pytest.mark.parametrize("scheme", ["secure-submodel", "central"])
+def test_without_its_root_a_run_does_not_go_on(tmp_path, scheme):
+    go(tmp_path / "run", scheme, 1, insecure_test_entropy=None)
     (tmp_path / "run" / CHECKPOINT / ROOT).unlink()
     with pytest.raises(ConfigError, match="its root secret is missing"):
-        go(tmp_path / "run", "secure-submodel", 2, resume=True)
+        go(tmp_path / "run", scheme, 2, resume=True)
     assert not (tmp_path / "run" / CHECKPOINT / ROOT).exists()
 
 

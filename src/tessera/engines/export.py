@@ -56,7 +56,7 @@ def export_run(
             hint="export without them; in a real run they never leave their client",
         )
     _check_checkpoint(folder, log.plan)
-    with _restored(task, log) as stood:
+    with _restored(task, log, with_local) as stood:
         if not stood.rounds_done:
             raise _nothing_yet(folder)
         _check_memory(stood.bound)
@@ -92,12 +92,14 @@ def named_task(log: RunFolder, data: Path | None = None) -> Task:
 # --- the run as it stands -------------------------------------------------------------------------
 
 
-def _restored(task: Task, log: RunFolder) -> Training | CentralTraining:
+def _restored(task: Task, log: RunFolder, with_local: bool) -> Training | CentralTraining:
     plan, checkpoint = log.plan, log.folder / CHECKPOINT
     if not schemes.of(plan).federated:  # its state holds the rows of what clients have drawn
         return CentralTraining(task, plan, folder=checkpoint, entropy=entropy_of(log))
-    # No secret is needed to read a shared model. With entropy of its own no root is read, or made.
-    return Training(task, plan, folder=checkpoint, entropy=RootedEntropy.fresh())
+    # No secret is needed to read a shared model: with entropy of its own no root is read, or made.
+    # But the own rows of a client that no round has moved are as that client drew them.
+    entropy = entropy_of(log) if with_local else RootedEntropy.fresh()
+    return Training(task, plan, folder=checkpoint, entropy=entropy)
 
 
 def _check_checkpoint(folder: Path, plan: Plan) -> None:
