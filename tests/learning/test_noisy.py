@@ -21,11 +21,12 @@ from tessera.crypto.noise import DEVIATION
 from tessera.crypto.prg import Stream
 from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
+from tessera.engines.learners import Trainer, choose_noisy
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.cohort import noisy as vectorised
 from tessera.learning.cohort import step as step_module
 from tessera.learning.cohort.noisy import NoisyVectorised, best_noisy
-from tessera.learning.local import Job, PreparedJob, Trained
+from tessera.learning.local import Job, PreparedJob, Trained, click_loss
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.noisy.client import NoisyClient, at_hand
 from tessera.learning.noisy.local import NoisySequential
@@ -345,11 +346,12 @@ class Looked(torch.autograd.Function):
     """A look at plain values: `torch.func` hands those of all groups together."""
 
     generate_vmap_rule = False
+    error: type[Exception] = ValueError
 
     @staticmethod
     def forward(rate: Tensor) -> Tensor:
         if bool((rate > 1.0).any()):
-            raise ValueError("a rate beyond 1")
+            raise Looked.error("a rate beyond 1")
         return rate.clone()
 
     @staticmethod
@@ -368,8 +370,12 @@ class Looked(torch.autograd.Function):
 looked_at = Looked.apply
 
 
-def test_an_example_on_which_the_module_fails_is_left_out_alone() -> None:
-    """All others count as without it, in both ways; and the noise is there."""
+@pytest.mark.parametrize("error", [ValueError, KeyError])
+def test_an_example_on_which_the_module_fails_is_left_out_alone(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """All others count as without it, in both ways and for any error; and the noise is there."""
+    monkeypatch.setattr(Looked, "error", error)
     module = Fails()
     bound, (one,) = cohort(module, (9,))
     broken = dict(one.examples.fields)
@@ -385,7 +391,7 @@ def test_an_example_on_which_the_module_fails_is_left_out_alone() -> None:
         assert found.finite and found.not_finite == 2 and not expected.not_finite
         for a, b in zip(parts_of(found), parts_of(expected), strict=True):
             assert_allclose(a, b, atol=4 * noisy.unit * TRAINING.rate * TRAINING.table_rate)
-        with pytest.raises(ValueError, match="beyond 1"):
+        with pytest.raises(error, match="beyond 1"):
             kind(module, bound, None, TRAINING, noisy, raises=True).train(jobs, round_id=0)
 
 
@@ -396,6 +402,17 @@ def test_a_module_that_fails_when_it_is_tried_stops_the_run() -> None:
     sample = [replace(one, examples=Examples(broken))]
     with pytest.raises(ValueError, match="beyond 1"):
         best_noisy(module, bound, None, TRAINING, NOISY, sample=sample)
+    with pytest.raises(ValueError, match="beyond 1"):
+        choose_noisy(
+            Trainer.SEQUENTIAL,
+            module,
+            bound,
+            click_loss,
+            TRAINING,
+            NOISY,
+            sample=sample,
+            examples=9,
+        )
 
 
 # --- noise ----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torch import nn
 from tessera.errors import ConfigError
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.cohort import best
-from tessera.learning.cohort.noisy import best_noisy
+from tessera.learning.cohort.noisy import best_noisy, tried
 from tessera.learning.local import Job, Learner, Loss, Sequential
 from tessera.learning.local_training import LocalTraining
 from tessera.learning.noisy.local import NoisySequential
@@ -104,6 +104,7 @@ def choose_noisy(
 ) -> ChosenLearner:
     """The same where there is noise in every step."""
     if how is Trainer.SEQUENTIAL:
+        tried(module, bound, loss, training, noisy, sample=sample)
         return ChosenLearner(NoisySequential(module, bound, loss, training, noisy), "asked for")
     compiled = how is Trainer.COMPILED or (how is Trainer.AUTO and examples >= WORTH_COMPILING)
     learner = best_noisy(module, bound, loss, training, noisy, sample=sample, compile=compiled)

@@ -28,7 +28,7 @@ from tessera.learning.cohort.group_step import GroupStep, group_step
 from tessera.learning.cohort.learner import single_threaded
 from tessera.learning.cohort.step import REFUSALS, Compiled, Tensors, one_line, quietly
 from tessera.learning.local import Job, Loss, Trained, click_loss, dropout_from, train_mode
-from tessera.learning.local_training import FAILURES, LocalTraining
+from tessera.learning.local_training import LocalTraining
 from tessera.learning.noisy.local import NoisySequential
 from tessera.learning.noisy.steps import NoisySteps
 
@@ -81,7 +81,7 @@ class NoisyVectorised:
                 own = jobs[begin : begin + side_by_side]
                 try:
                     done += self._train(own, round_id, side_by_side)
-                except FAILURES:
+                except Exception:
                     if self.raises:
                         raise
                     # Nothing has left yet. The reference draws the same, group after group.
@@ -211,13 +211,7 @@ def best_noisy(
     All draw the same batches and noise. For the comparison there is little noise, and the coins are
     nobody's. `compile`: compiling, a minute or two, may be tried.
     """
-    few = [
-        replace(job, client=at, coins=Secret(bytes([at] * 32)))
-        for at, job in enumerate(sample[:CLIENTS])
-    ]
-    little = noisy if noisy.only_clips else replace(noisy, noise=LITTLE, steps=STEPS)
-    slow = NoisySequential(module, bound, loss, training, little, raises=True)
-    expected = slow.train(few, round_id=0)
+    few, little, expected = tried(module, bound, loss, training, noisy, sample=sample)
     fast = NoisyVectorised(module, bound, loss, training, little, raises=True)
     why = _differs(fast, few, expected)
     if why:
@@ -231,6 +225,26 @@ def best_noisy(
             return compiled
         said += f"; not compiled: {why}"
     return NoisyVectorised(module, bound, loss, training, noisy, reason=said)
+
+
+def tried(
+    module: nn.Module,
+    bound: BoundModel,
+    loss: Loss | None,
+    training: LocalTraining,
+    noisy: NoisySteps,
+    *,
+    sample: Sequence[Job],
+) -> tuple[list[Job], NoisySteps, list[Trained]]:
+    """A few clients, steps with little noise, and what comes of them in the reference. An error of
+    the module is raised here; in training it would only cost groups their part."""
+    few = [
+        replace(job, client=at, coins=Secret(bytes([at] * 32)))
+        for at, job in enumerate(sample[:CLIENTS])
+    ]
+    little = noisy if noisy.only_clips else replace(noisy, noise=LITTLE, steps=STEPS)
+    slow = NoisySequential(module, bound, loss, training, little, raises=True)
+    return few, little, slow.train(few, round_id=0)
 
 
 def _differs(fast: NoisyVectorised, few: Sequence[Job], expected: Sequence[Trained]) -> str:
