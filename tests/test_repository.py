@@ -99,6 +99,42 @@ def test_an_unwanted_line_would_be_seen(line: str) -> None:
     assert len(unwanted(line, name="planted")) == 1
 
 
+STRANGERS = re.compile(
+    r"(?:pip3?|uv|pipx)[\w ]* (?:install|add)\b[^\n]*?[ '\"]tessera(?![-\w/.])"
+    r"|install tessera(?![-\w])"
+)
+"""A text that tells somebody to install `tessera`, which is another project on PyPI."""
+
+
+def test_nothing_tells_anybody_to_install_somebody_elses_package() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in tracked()
+        for line in readable(path).splitlines()
+        if STRANGERS.search(line) and path.name != "test_repository.py"
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pip install tessera",
+        "$ pip install 'tessera[http]'  # services",
+        'hint="pip install tessera[dp]"',
+        "uv add tessera",
+        "first install tessera, then",
+    ],
+)
+def test_a_text_that_tells_so_would_be_seen(line: str) -> None:
+    assert STRANGERS.search(line)
+
+
+@pytest.mark.parametrize("line", ["pip install 'tessera-fl[dp]'", "pip install '.[train]'"])
+def test_our_own_name_is_no_strangers(line: str) -> None:
+    assert not STRANGERS.search(line)
+
+
 def test_decision_pages_are_numbered_once_each() -> None:
     pages = sorted(path.name for path in (ROOT / "docs" / "decisions").glob("*.md"))
     assert pages

@@ -23,6 +23,7 @@ Messages give round, phase, peer, what came and what was due, and never the payl
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from tessera.ids import ClientId, RoundId
 
@@ -31,6 +32,17 @@ class TesseraError(Exception):
     """The root of the tree; `hint`, where there is one, says what to do next."""
 
     hint: str | None = None
+
+
+DISTRIBUTION: Final = "tessera-fl"
+"""What is installed; the package that it brings is `tessera`. On PyPI `tessera` is somebody else's
+project: no text of ours tells anybody to install that."""
+
+
+def install(*extras: str) -> str:
+    """The command that installs tessera with these optional parts."""
+    wanted = f"[{','.join(extras)}]" if extras else ""
+    return f"pip install '{DISTRIBUTION}{wanted}'"
 
 
 def as_python(hint: str) -> str:

@@ -182,7 +182,7 @@ def test_a_kernel_slowed_by_the_environment_says_so() -> None:
     assert todo == f"unset {kernel.VARIABLE} to use aesni"
 
 
-@pytest.mark.parametrize(("compiler", "first"), [(None, "apt-get"), ("cc", "install tessera")])
+@pytest.mark.parametrize(("compiler", "first"), [(None, "apt-get"), ("cc", "install tessera-fl")])
 def test_a_machine_without_the_c_kernel_is_told_how_to_get_it(
     compiler: str | None, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

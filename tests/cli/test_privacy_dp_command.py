@@ -200,7 +200,7 @@ def test_without_the_library_the_extra_is_named() -> None:
     told = subprocess.run(asked, capture_output=True, text=True, check=False)
     assert told.returncode == 2
     assert told.stderr.startswith("error: a privacy account of noise needs dp-accounting")
-    assert "hint: pip install 'tessera[dp]'" in told.stderr
+    assert "hint: pip install 'tessera-fl[dp]'" in told.stderr
 
 
 def test_plain_privacy_stays(capsys: pytest.CaptureFixture[str]) -> None:

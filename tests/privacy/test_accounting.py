@@ -406,7 +406,7 @@ except ConfigError as error:
 """
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "dp-accounting" in told.stdout
-    assert "tessera[dp]" in told.stdout
+    assert "tessera-fl[dp]" in told.stdout
 
 
 def ideal(noise: float, rate: float, times: int) -> tuple[tuple[GaussianNoise, int], ...]:

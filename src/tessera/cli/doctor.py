@@ -182,7 +182,7 @@ def explain(described: kernel.Description, wanted: str | None) -> tuple[str, str
 
 
 def rebuild_advice() -> str:
-    again = "install tessera again"
+    again = "install tessera-fl again"
     if first_program("cc", "gcc", "clang", "cl"):
         return f"{again}: there is a compiler now"
     get = "xcode-select --install" if sys.platform == "darwin" else system_install("gcc")

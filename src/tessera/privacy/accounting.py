@@ -35,7 +35,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.errors import ConfigError
+from tessera.errors import ConfigError, install
 from tessera.privacy.guarantee import Adjacency
 from tessera.privacy.integer_noise import ORDERS, epsilon_of
 from tessera.privacy.mechanism import (
@@ -502,7 +502,7 @@ def library() -> tuple[ModuleType, ModuleType]:
     except ImportError as error:
         raise ConfigError(
             "a privacy account of noise needs dp-accounting, which is not installed",
-            hint="pip install 'tessera[dp]'",
+            hint=install("dp"),
         ) from error
 
 

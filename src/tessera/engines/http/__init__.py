@@ -18,7 +18,7 @@ import ipaddress
 from importlib.util import find_spec
 from typing import Final
 
-from tessera.errors import ConfigError
+from tessera.errors import ConfigError, install
 
 NEEDED: Final = ("fastapi", "uvicorn", "httpx")
 FIRST, RECEIVED, REFUSED = "tessera-first", "tessera-received", "tessera-refused"
@@ -29,7 +29,7 @@ for _name in NEEDED:
     if find_spec(_name) is None:
         raise ConfigError(
             f"services over HTTP need {_name}, which is not installed",
-            hint="pip install tessera[http]",
+            hint=install("http"),
         )
 
 
