@@ -26,6 +26,7 @@ from tessera.data.ratings import RatingData
 from tessera.engines.runs import LABELS, RUN
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
+from tessera.ids import RoundId
 from tessera.rounds.plan import UpdatePlan
 
 READ = "gradients in the open: ratings read back exactly"
@@ -137,7 +138,19 @@ def test_in_a_mixed_cohort_each_is_attacked_the_way_it_went(tmp_path) -> None:
     plan = complete(raters.plan("secure-submodel", **common), task)
     with Training(task, plan, entropy=ScriptedEntropy(SCRIPT.encode())) as training:
         assert training.setup is not None and training.setup.indicator is not None
-        indicator = float(np.sort(training.setup.indicator)[14])  # three of four are below
+        found_by = training.setup.indicator
+        cohorts = [training.federation.cohorts.sample(RoundId(r)) for r in range(24)]
+
+    def unmasked(limit: float) -> set[int]:
+        """How many of a round's clients are at or below it, over the rounds."""
+        return {sum(bool(found_by[c] <= limit) for c in cohort) for cohort in cohorts}
+
+    # All of a cohort in the clear, all but one or two, who would be alone, and some.
+    indicator = next(
+        float(limit)
+        for limit in np.sort(found_by)
+        if 8 in unmasked(limit) and unmasked(limit) & {6, 7} and unmasked(limit) & {1, 2, 3, 4, 5}
+    )
     security = {"sharing": "auto", "indicator": indicator}
     folder = recorded(
         tmp_path / "run", "secure-submodel", 24, each=18, mask="linear", security=security, **common

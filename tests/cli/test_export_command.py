@@ -23,6 +23,7 @@ from tessera.data.examples import LABEL
 from tessera.engines import export as exports
 from tessera.engines.central import CentralTraining
 from tessera.engines.export import export_run
+from tessera.engines.run_root import entropy_of
 from tessera.engines.runs import CHECKPOINT, MODEL, PLAN, ROUNDS, RUN, RunFolder
 from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
@@ -101,7 +102,8 @@ def test_an_exported_model_scores_as_the_run_did_to_the_bit(
     source = trained[scheme]
     log = RunFolder.load(source)
     kind = CentralTraining if scheme == "central" else Training
-    with kind(shop(), log.plan, folder=source / CHECKPOINT) as stood:
+    entropy = entropy_of(log)
+    with kind(shop(), log.plan, folder=source / CHECKPOINT, entropy=entropy) as stood:
         parameters = stood.parameters(local=True)
         expected = evaluate(stood.module, stood.bound, parameters, shop().data.test)
     model = load(export_run(source, shop(), tmp_path / "model", with_local=True))

@@ -264,7 +264,7 @@ def with_key(plan: str, section: str, key: str, value: str) -> str:
         ("task", "negatives", "-1", "negatives = -1"),
         ("task", "history", "1000000000", "a history of 1000000000 items"),
         ("task", "threshold", "nan", "threshold = nan"),
-        ("task", "seed", "-1", "seed = -1"),
+        ("task", "history", "-1", "history = -1"),
         ("", "seed", "-1", "seed = -1"),
         ("", "seed", "18446744073709551616", "seed is a number of 65 bits"),
         ("", "cohort", "10000000000000000000", "cohort is a number of 64 bits"),

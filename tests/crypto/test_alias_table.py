@@ -127,7 +127,7 @@ def test_samples_have_the_probabilities_of_the_table(noise: IntegerNoise) -> Non
 
 def test_a_wide_gaussian_is_two_narrow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same construction at a size whose every probability can be added up."""
-    monkeypatch.setattr(noise, "WIDEST_TABLE", 10.0)
+    monkeypatch.setattr(noise, "WIDEST_TABLE", 16.0)
     monkeypatch.setattr(noise, "NARROW", 8.0)
     monkeypatch.setattr(noise, "STEP", 2)
     wide = discrete_gaussian.__wrapped__(31.25)
@@ -140,6 +140,9 @@ def test_a_wide_gaussian_is_two_narrow_ones(monkeypatch: pytest.MonkeyPatch) -> 
     for k in range(190):
         assert found[k] == pytest.approx(gaussian_at(k, 31.25), rel=1e-10)
     assert wide.variance == pytest.approx(31.25**2, rel=1e-12)
+    wider = discrete_gaussian.__wrapped__(40.0)  # its outer one is wide, too
+    assert [multiple for multiple, _ in wider.parts] == [1, 2, 4]
+    assert wider.variance == pytest.approx(40.0**2, rel=1e-12)
 
 
 def test_the_table_of_training_is_within_its_distance_of_the_discrete_gaussian() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.errors import ConfigError
+from tessera.errors import ConfigError, MisuseError
 from tessera.learning.residual import LARGEST, Residual
 from tessera.learning.selection import (
     ROWS,
@@ -62,15 +62,18 @@ def test_of_equal_changes_the_first_are_sent():
 
 @given(st.lists(st.tuples(UPDATES, st.sampled_from(["done", "out", "again", "silent"]))), parts())
 def test_all_that_was_ever_trained_has_counted_or_waits(rounds, cut_parts):
-    """Over any run of rounds that count, fail, are repeated after a restart, or say nothing."""
+    """Over any run of rounds that count, fail, are repeated after a restart, or say it late."""
     residual, trained, counted = Residual.nothing(12), np.zeros(12, int), np.zeros(12, int)
-    lost = None  # what a round that said nothing had sent
+    lost = None  # what a round has sent that did not say whether it counted
     for number, (update, fate) in enumerate(rounds):
         values = np.array(update)
+        if lost is not None:
+            with pytest.raises(MisuseError, match="not settled"):
+                residual.due(number, values)
+            residual.settle(number - 1, counted=True)  # heard before the next round begins
+            counted, lost = counted + lost, None
         for _ in range(2 if fate == "again" else 1):  # the same round once more, after a restart
             due = residual.due(number, values)
-            if lost is not None:
-                counted, lost = counted + lost, None  # taken to have counted: never sent twice
             sent = sent_of(due, cut_parts)
             residual.offered(number, due, sent)
         trained += values

@@ -293,7 +293,7 @@ def test_given_rows_are_copied_and_all_of_them_wait_to_be_stored() -> None:
     assert_array_equal(table.values(ids(0, 2)), [[0.0, 1.0], [4.0, 5.0]])
     assert table.pending()[0].tolist() == [0, 1, 2]
     assert table.touched == 3
-    with pytest.raises(MisuseError, match="given, not computed"):
+    with pytest.raises(MisuseError, match="its first rows are given"):
         table.initial(ids(0))
 
 

@@ -115,8 +115,6 @@ def test_recorded_steps_train_as_the_step_does_with_the_same_draws(case, clip, d
             bound,
             training,
             [prepare(bound, job) for job in jobs],
-            round_id=0,
-            seed=0,
             dtype=torch.float64,
         )
         slots = Slots(bound, laid_out, len(jobs))

@@ -29,7 +29,7 @@ def test_what_json_does_not_know_is_a_word_or_nothing():
 
 def test_a_runs_level_is_the_highest_of_any_round_and_none_where_nothing_is_randomised():
     spent = [{"epsilon": value} for value in (1.0, 2.7, 2.0)]
-    assert highest_epsilon("secure-submodel", spent) == 2.7
-    assert highest_epsilon("secure-submodel", [*spent, {"epsilon": "inf"}]) == "inf"
-    assert highest_epsilon("fedavg", [{"epsilon": 0.0}]) is None
-    assert highest_epsilon("secure-submodel", []) is None
+    assert highest_epsilon(spent) == 2.7
+    assert highest_epsilon([*spent, {"epsilon": "inf"}]) == "inf"
+    assert highest_epsilon([{"epsilon": None}]) is None
+    assert highest_epsilon([]) is None

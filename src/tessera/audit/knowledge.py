@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera import tasks
+from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret, encode_context
 from tessera.data.examples import Examples
 from tessera.errors import ConfigError
@@ -31,7 +32,7 @@ from tessera.tasks import Task
 
 def public_secret(plan: Plan, *numbers: int) -> Secret:
     """A secret that is none: it follows from the plan's seed and public numbers."""
-    return Secret(hashlib.sha256(encode_context("public", plan.seed, *numbers)).digest())
+    return Secret(hashlib.sha256(encode_context(Label.PUBLIC_DRAWS, plan.seed, *numbers)).digest())
 
 
 @dataclass(frozen=True, slots=True)

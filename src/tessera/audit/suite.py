@@ -85,7 +85,9 @@ def _on_values(record: Record) -> list[Attack]:
     """Of fixed groups: what the values say, given what an attacker knows; that needs PyTorch."""
     if not record.plan.grouped:
         return []
-    known: AttackerKnowledge | None = import_module("tessera.audit.knowledge").of_run(record.plan)
+    known: AttackerKnowledge | None = None
+    if record.plan.task.name:
+        known = import_module("tessera.audit.knowledge").of_run(record.plan)
     return [ValueAttacks(record.plan.group_plan, record.truth, known)]
 
 

@@ -390,10 +390,10 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
 
 def _model_of(plan: Plan) -> str:
     """The name of the task's model, "" where it has none."""
-    from tessera import tasks
-
     if not plan.task.name:
         return ""
+    from tessera import tasks
+
     return str({**tasks.known(plan.task.name).options, **plan.task.options}.get("model", ""))
 
 

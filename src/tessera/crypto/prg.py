@@ -153,6 +153,7 @@ class Label(StrEnum):
     REDRAW = "redraw"  # a stream -> the stream for the words it rejected
     AGREEMENT_SALT = "tessera-1 x25519"  # the salt of HKDF-Extract over an agreement
     SCRIPTED_ENTROPY = "tessera-1 scripted entropy, for tests only"  # a test's seed -> its root
+    PUBLIC_DRAWS = "public draws"  # a plan's seed and public numbers -> what an attacker tries
     CANARIES = "canaries"  # entropy -> which canaries of an audit are in, and their noise
     LAZY_ROWS = "tessera rows 1"  # a table's seed and name -> the key of its initial rows
     OWN_RATINGS = "tessera own ratings"  # a client's ratings -> how its simulation splits them

@@ -17,6 +17,7 @@ from tessera.ids import ClientId, RoundId
 from tessera.learning.arrays import Ids
 from tessera.learning.quantize import signed
 from tessera.learning.ratings import ITEMS
+from tessera.protocols.machine import RoundOutcome, RoundOver
 from tessera.protocols.plainsum import PlainInput, PlainRows
 from tessera.rounds import schemes
 from tessera.rounds.messages import Download
@@ -29,7 +30,8 @@ Words = npt.NDArray[Any]
 class RatingRound:
     """One round: the uploads in the clear, and the sum of the other clients.
 
-    `silent` are clients that were sent rows and did not answer in the clear: they may have trained.
+    A client whose update did not count has put its own rows back, and the server knows whose did:
+    `uploads` are of those, and `silent` are the others that counted, of which there is no upload.
     `groups` has for each survivor of the secure sum the row ids that it may have written; None if
     the sum is over whole models, where every client may have written every row.
     """
@@ -50,16 +52,21 @@ def rating_round(
     apart = plan.part(secure=False, clients=len(bare)) if schemes.of(plan).masks and bare else plan
     sent = {ClientId(int(e.other)): m for e, m in seen if isinstance(m, Download)}
     named = {m.sender: m for _, m in seen if isinstance(m, PlainRows)}
+    counted = {
+        ClientId(int(e.other))
+        for e, m in seen
+        if isinstance(m, RoundOver) and m.outcome is RoundOutcome.DONE
+    }
     uploads = {}
     for _, m in seen:
         if isinstance(m, PlainInput) and m.sender in bare and m.sender in sent:
             found = _upload(apart, round_id, named.get(m.sender), sent[m.sender], m)
-            if found is not None:
+            if found is not None and m.sender in counted:
                 uploads[m.sender] = found
     return RatingRound(
         round_id=round_id,
         uploads=uploads,
-        silent=frozenset(sent.keys() - uploads.keys()),
+        silent=frozenset((sent.keys() & counted) - uploads.keys()),
         total=_total(view, sent) if view is not None and view.finished else None,
         survivors=view.survivors if view is not None else (),
         groups=view.members if view is not None and schemes.of(plan).by_rows else None,
