@@ -36,7 +36,7 @@ from tessera.crypto.entropy import Entropy, ScriptedEntropy
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.data.examples import ClientData, Examples
-from tessera.engines import training
+from tessera.engines import client_training, training
 from tessera.engines.client_training import ClientTraining
 from tessera.engines.faults import Drop
 from tessera.engines.learners import Trainer
@@ -349,6 +349,24 @@ def test_a_client_that_trains_alone_sends_zeros_whatever_its_data_raised(
         assert trained.failed == f"training raised {error.__name__}"
         assert not trained.update.dense.any() and trained.update.weight == 0
         assert trained.local == job.local
+
+
+def test_a_client_that_fails_before_it_trains_sends_zeros_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def raising(*_: Any) -> Examples:
+        raise IndexError("of these examples")
+
+    with Training(TASKS["personal"](), plan_of(TASKS["personal"]())) as run:
+        job = run.job(ClientId(0), run._whole(ClientId(0)))
+        monkeypatch.setattr(client_training, "drawn", raising)
+        trained = run._client_training.alone(
+            0, job.submodel, job.examples, job.local, job.coins, RoundId(0)
+        )
+    assert trained.failed == "training raised IndexError" and trained.local == job.local
+    for name, ids in job.submodel.trained.items():
+        part = trained.update.tables[name]
+        assert part.values.shape[0] == len(ids) and not part.values.any()
 
 
 MOST_APART: Final = 0.01

@@ -290,3 +290,20 @@ def test_a_deployed_client_that_raises_ends_its_round_as_in_the_simulator(
     run = Training(task, plan, entropy=entropy, trainer=Trainer.SEQUENTIAL)
     assert len([e for e in run.run(rounds) if isinstance(e, RoundFinished)]) == rounds
     assert run.federation.model.digest == deployed
+
+
+def test_own_rows_of_examples_that_are_gone_do_not_end_a_client(tmp_path: Path) -> None:
+    """Its data have changed between two starts; a member that left for that would be seen."""
+    with Deployed(tmp_path / "lab", shop(tmp_path / "shop.csv")) as lab:
+        lab.run(1)
+        client = lab.parties[ClientId(2)]
+        (name, width), *_ = client.journal.database.execute(
+            "SELECT name, length(data) / 4 FROM local_row WHERE party = ?", (client.name,)
+        ).fetchall()
+        gone = TablePart(np.array([10**6], np.uint64), np.zeros((1, width), np.float32))
+        home = JournalRows(client.journal, client.name)
+        with client.journal.step():
+            home.offer(RoundId(0), {name: gone})
+            home.settle(counted=True)
+        lab.run(2)
+        assert not client.local.broken and len(home.of(name, width).ids) > 1

@@ -40,7 +40,7 @@ class Label(StrEnum):
     """
 
     # A client's secrets in a round of secure sums
-    PARTY_ROOT = "party root"  # what a party draws in a round
+    PARTY_ROOT = "party root"  # entropy -> the root of all that a party draws in a round
     ROUND_ROOT = "round root"  # entropy -> all of a client's secrets in one round
     NONCE = "nonce"  # a round's root -> the public number that makes its advert unique
     COMMITMENT = "commitment"  # a self-mask seed -> the commitment that is advertised
@@ -64,8 +64,8 @@ class Label(StrEnum):
     MODEL_DIGEST = "tessera model"  # what all clients are sent of a model -> its digest
 
     # A client's other randomness in a round
-    UNION_COINS = "union coins"  # entropy -> a client's words in one union
-    ROUNDING = "rounding"  # entropy -> the coins of stochastic rounding
+    UNION_COINS = "union coins"  # a round's root -> a client's words in one union
+    ROUNDING = "rounding"  # a round's root -> the coins of stochastic rounding
     DECOYS = "decoys"  # a client's or a period's secret -> the decoy ids of its unions
     WHOLE_CATALOGUE = "whole table of"  # a catalogue of all ids -> its digest
     LISTED_CATALOGUE = "listed"  # a catalogue of listed ids -> its digest
@@ -79,12 +79,12 @@ class Label(StrEnum):
     EXAMPLE_ORDER = "example order"  # the same -> the order of its batches in a local pass
     DROPOUT_MASKS = "dropout masks"  # the same -> which units of the module are left out
     CENTRAL_COINS = "central coins"  # entropy -> what is drawn where all data is in one place
-    CENTRAL_NEGATIVES = "central negatives"  # a batch's -> rows beside its own in a softmax
     CENTRAL_BATCH = "central batch"  # those -> dropout and negatives of one batch
+    CENTRAL_NEGATIVES = "central negatives"  # a batch's -> rows beside its own in a softmax
     ROWS_KEPT = "rows kept"  # a client's secret -> which rows it keeps under the cap
     PERIOD_SECRET = "index privacy: period secret"  # entropy -> a period's secret
     PERMANENT_RESPONSE = "index privacy: permanent answer"  # a period's secret -> a word per row
-    INSTANTANEOUS_RESPONSE = "index privacy: instantaneous answer"  # entropy -> words of a round
+    INSTANTANEOUS_RESPONSE = "index privacy: instantaneous answer"  # a round's root -> words
     PERTURBED_SET = "index privacy: perturbed real set"  # a period's secret -> a word per row
     PERIOD_ROWS_KEPT = "index privacy: rows kept under max_rows"  # the same, for the cap
 
@@ -95,8 +95,10 @@ class Label(StrEnum):
     STATISTIC_NOISE = "statistic noise"  # entropy -> noise on a sum that is no update
     STATISTIC_SHARE = "statistic share"  # entropy -> a client's share of its part for a helper
     SUM_NOISE = "sum noise"  # a party's root -> the noise that it adds to a round's sum
-    ROW_CUT = "row cut"  # that secret -> which examples a row stays in, where one row is protected
-    BATCH_COINS = "batch coins"  # that secret -> who is in each step's batch
+    ROW_CUT = (
+        "row cut"  # training coins -> which examples a row stays in, where one row is protected
+    )
+    BATCH_COINS = "batch coins"  # the same -> who is in each step's batch
     DENSE_NOISE = "dense noise"  # the same -> noise on the dense part
     ROW_NOISE = "row noise"  # the same -> noise on the rows of a table
 

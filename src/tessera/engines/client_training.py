@@ -46,6 +46,22 @@ class ClientTraining:
             some = cut_examples(self.plan, self.bound, some, coins)
         return Job(client, submodel, some, local, coins=coins)
 
+    def alone(
+        self,
+        client: int,
+        submodel: Submodel,
+        examples: Examples,
+        local: Mapping[str, TablePart],
+        coins: Secret,
+        round_id: RoundId,
+    ) -> Trained:
+        """What came of one client's training, as a service does it: whatever fails is zeros."""
+        try:
+            job = self.job(client, submodel, examples, local, coins)
+        except Exception as error:  # noqa: BLE001 (as below)
+            return untrained(submodel, local, error)
+        return self.train([job], round_id)[0]
+
     def train(self, jobs: Sequence[Job], round_id: RoundId) -> list[Trained]:
         """What came of each job; zeros, and why, of one whose training failed.
 
@@ -56,7 +72,7 @@ class ClientTraining:
             return self.learner.train(jobs, round_id=int(round_id))
         except Exception as error:
             if len(jobs) == 1:  # whatever it was: data that nobody foresaw raise any error
-                return [untrained(jobs[0], f"training raised {type(error).__name__}")]
+                return [untrained(jobs[0].submodel, jobs[0].local, error)]
             if not isinstance(error, FAILURES):
                 raise
             alone = [self.train([job], round_id)[0] for job in jobs]
@@ -68,14 +84,15 @@ class ClientTraining:
             return alone
 
 
-def untrained(job: Job, why: str) -> Trained:
+def untrained(submodel: Submodel, local: Mapping[str, TablePart], error: Exception) -> Trained:
     """What a client has to send whose training failed: as many values as others, all zeros."""
     tables = {
         name: TableUpdate(
-            np.zeros((len(ids), job.submodel.tables[name].values.shape[1]), np.float32),
+            np.zeros((len(ids), submodel.tables[name].values.shape[1]), np.float32),
             np.zeros(len(ids), np.int64),
         )
-        for name, ids in job.submodel.trained.items()
+        for name, ids in submodel.trained.items()
     }
-    update = ModelUpdate(np.zeros_like(job.submodel.dense), 0, tables)
-    return Trained(update, job.local, 0.0, 0, finite=False, failed=why)
+    update = ModelUpdate(np.zeros_like(submodel.dense), 0, tables)
+    why = f"training raised {type(error).__name__}"
+    return Trained(update, local, 0.0, 0, finite=False, failed=why)

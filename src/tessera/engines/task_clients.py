@@ -90,13 +90,14 @@ def task_maker(bundle: Bundle, data: Path | None, entropy: Entropy) -> ClientMak
             for table, ids in bound.local_row_ids_of(examples).items():
                 values = first_rows(bound, table, ids, secret)
                 trained = rows.of(table, values.shape[1])
-                values[np.searchsorted(ids, trained.ids)] = trained.values
+                kept = np.isin(trained.ids, ids)  # others are of examples that it has no more
+                values[np.searchsorted(ids, trained.ids[kept])] = trained.values[kept]
                 found[table] = TablePart(ids, values)
             return found
 
         def train(round_id: RoundId, submodel: Submodel, coins: Secret) -> TrainingResult:
-            job = client_training.job(int(client), submodel, examples, own_rows(), coins)
-            (trained,) = client_training.train([job], round_id)
+            own = own_rows()
+            trained = client_training.alone(int(client), submodel, examples, own, coins, round_id)
             broken = trained.failed and f"round {round_id}: {trained.failed}"
             return TrainingResult(trained.update, trained.local, broken)
 
