@@ -141,3 +141,13 @@ def test_runs_of_two_tasks_are_refused_and_nothing_is_written(
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no plan\.toml"):
         run(str(tmp_path), "--out", str(tmp_path / "page.html"))
+
+
+def test_a_section_that_a_plan_lacks_is_one_line(tmp_path: Path) -> None:
+    plain = folders.make(tmp_path / "plain", "secure-fedavg", every=10)
+    noisy = folders.make(tmp_path / "noisy", "secure-fedavg", every=10)
+    plan = noisy / "plan.toml"
+    plan.write_text(f'{plan.read_text()}\n[dp]\nunit = "user"\nepsilon = 3.0\ntrust = "server"\n')
+    text = run(str(plain), str(noisy), "--out", str(tmp_path / "page.html"))
+    assert "Differs: [dp], a section that is not in the plan of plain" in text
+    assert "dp.unit" not in text

@@ -234,6 +234,16 @@ def test_one_run_says_what_it_is_and_that_it_lost(tmp_path: Path) -> None:
     assert f"{worse:.3f} worse than the best baseline (sum of means, 0.769)" in page.text
 
 
+def test_a_figure_that_is_not_of_the_last_round_says_so(tmp_path: Path) -> None:
+    """A model that is not finite has no figure: an earlier one is not the final one."""
+    folder = folders.make(tmp_path / "run", rounds=12, evaluate=4)
+    lines = (folder / "rounds.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1]) | {"metric": None}
+    (folder / "rounds.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last)]) + "\n")
+    _, page = page_of([folder], tmp_path / "page.html")
+    assert "AUC, after round 9, none later" in page.text
+
+
 def test_a_run_that_wins_is_told_so(tmp_path: Path) -> None:
     _, page = one(tmp_path, "central")
     assert "better than the best baseline (sum of means, 0.769)" in page.text
