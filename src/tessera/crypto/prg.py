@@ -95,9 +95,7 @@ class Label(StrEnum):
     STATISTIC_NOISE = "statistic noise"  # entropy -> noise on a sum that is no update
     STATISTIC_SHARE = "statistic share"  # entropy -> a client's share of its part for a helper
     SUM_NOISE = "sum noise"  # a party's root -> the noise that it adds to a round's sum
-    ROW_CUT = (
-        "row cut"  # training coins -> which examples a row stays in, where one row is protected
-    )
+    ROW_CUT = "row cut"  # training coins -> which examples a row that is protected stays in
     BATCH_COINS = "batch coins"  # the same -> who is in each step's batch
     DENSE_NOISE = "dense noise"  # the same -> noise on the dense part
     ROW_NOISE = "row noise"  # the same -> noise on the rows of a table
