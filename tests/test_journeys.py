@@ -59,7 +59,7 @@ def test_choosing_a_scheme(capsys):
     journeys.follow("docs/choosing.md", "--all-schemes")
     out = capsys.readouterr().out
     for scheme in ("central", "fedavg", "submodel", "secure-fedavg", "secure-submodel"):
-        assert f"{scheme}: the server learns:" in " ".join(out.split())
+        assert f"{scheme}, learnt by the server:" in " ".join(out.split())
     assert "reads everything" in out
     assert cli.main(["plan", "plan.toml", "--all-schemes", "--json"]) == 0
     found = {one["scheme"]: one for one in json.loads(capsys.readouterr().out)["schemes"]}
