@@ -32,7 +32,7 @@ deploy-demo: $(CAN_TEST)  ## leader, helper and ten clients as processes over TL
 test: $(CAN_TEST)  ## format, lint, types, and the tests that are not slow
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
-	$(VENV)/bin/mypy --strict src
+	$(VENV)/bin/mypy --strict src papers
 	$(VENV)/bin/pytest -m 'not slow and not campaign' -n 2 -q -rs
 
 test-slow: $(CAN_TEST)  ## the tests marked slow
@@ -54,7 +54,7 @@ bench-env: $(CAN_BENCH)  ## only the environment that the benchmarks run in
 
 clean:  ## remove environments, builds and caches; the next `make` starts afresh
 	rm -rf $(VENV) $(BENCH_VENV) build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find $(wildcard src tests benchmarks examples) \( -name '__pycache__' -o -name '_native*.so' \) -prune -exec rm -rf {} +
+	find $(wildcard src papers tests benchmarks examples) \( -name '__pycache__' -o -name '_native*.so' \) -prune -exec rm -rf {} +
 
 # $(1): folder, $(2): what to install, $(3): constraints
 define set_up

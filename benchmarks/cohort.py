@@ -46,15 +46,15 @@ from benchmarks.peers import PeerFailed, PeerMissing, flwr_cohort, pfl_cohort
 from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.cohort import best
 from tessera.learning.declaration import Derived, Local, Table
-from tessera.learning.local import Job, prepare
-from tessera.learning.local_training import LocalTraining
 from tessera.learning.models.din import DIN
 from tessera.learning.models.next_word import NextWord
 from tessera.learning.module_tables import Tables
 from tessera.learning.softmax import CANDIDATES, Softmax
-from tessera.learning.submodel import Submodel, TablePart
+from tessera.learning.tables.submodel import Submodel, TablePart
+from tessera.learning.training.local import Job, prepare
+from tessera.learning.training.settings import LocalTraining
+from tessera.learning.training.vectorised import best
 
 ITEMS, CATEGORIES, USERS = 143_534, 4_815, 49_023
 CLIENTS, BASELINE_CLIENTS, PEER_CLIENTS = 100, 10, 20

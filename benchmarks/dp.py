@@ -48,14 +48,14 @@ from tessera.crypto import noise
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.prg import Label
 from tessera.data.examples import Examples
-from tessera.learning.cohort import best
-from tessera.learning.cohort.noisy import NoisyVectorised, best_noisy
 from tessera.learning.declaration import Table
-from tessera.learning.local import Job
-from tessera.learning.local_training import LocalTraining
 from tessera.learning.module_tables import Tables
-from tessera.learning.noisy.steps import EachExample, NoisySteps
-from tessera.learning.submodel import Submodel, TablePart
+from tessera.learning.tables.submodel import Submodel, TablePart
+from tessera.learning.training.local import Job
+from tessera.learning.training.noisy.steps import EachExample, NoisySteps
+from tessera.learning.training.settings import LocalTraining
+from tessera.learning.training.vectorised import best
+from tessera.learning.training.vectorised.noisy import NoisyVectorised, best_noisy
 
 ROWS, WIDTH, HISTORY, BATCH, EXAMPLES = 1_000_000, 16, 20, 64, 6_400
 OUR_STEPS, GHOST_STEPS, PLAIN_STEPS = 100, 10, 2

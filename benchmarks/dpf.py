@@ -31,6 +31,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import machine
+from papers.fsl import cells as fsl_cells
+from papers.fsl.measure import SCALAR, part_of, scaled
+from papers.sfsl.measure import COLUMNS, ITEMS
 from tessera.crypto import dpf, kernel, verifiable
 from tessera.crypto.cuckoo import Layout, SimpleTable, bins_for
 from tessera.crypto.dpf import ServerKeys
@@ -39,10 +42,7 @@ from tessera.crypto.forest import BITS, SELECTORS, Forest, Values
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.ids import TableId
-from tessera.protocols.retrieval.row_tags import row_digests, row_tags
-from tessera.reproduce.fsl import cells as fsl_cells
-from tessera.reproduce.fsl.measure import SCALAR, part_of, scaled
-from tessera.reproduce.sfsl.measure import COLUMNS, ITEMS
+from tessera.protocols.two_server.read.row_tags import row_digests, row_tags
 
 ROWS, HELD, WIDTH = ITEMS, 418, COLUMNS  # the papers' items, rows of 18 words
 SCALARS = 1 << 15

@@ -25,10 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import machine
 from benchmarks.peers import PeerMissing, paillier
 from tessera.data.ratings import Attributes, RatingData, rating_data
-from tessera.engines.stopwatch import TRAIN
-from tessera.engines.training import Training, complete
+from tessera.plan import Plan, PrivacyPlan, SecurityPlan, Sharing, SimulationPlan
 from tessera.rounds.events import RoundFinished
-from tessera.rounds.plan import Plan, PrivacyPlan, SecurityPlan, Sharing, SimulationPlan
+from tessera.runs.training import Training, complete
+from tessera.simulation.stopwatch import TRAIN
 from tessera.tasks import Task, known, rating_task
 
 CLIENTS: Final = 100

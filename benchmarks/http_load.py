@@ -38,18 +38,18 @@ from fastapi import FastAPI, Request, Response
 
 from tessera.crypto import kernel
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines.bundle import Bundle
-from tessera.engines.deployment import leader_party
-from tessera.engines.http.requests import RequestChecker, signed_headers
-from tessera.engines.http.serving import Address, http_server
-from tessera.engines.journal import NAME, Journal
-from tessera.engines.keyring import CA, TLS, TLS_KEY, Keyring
-from tessera.engines.link import party_of
-from tessera.engines.loopback import LoopbackDeployment, simulation
 from tessera.ids import SERVER, ClientId
 from tessera.rounds import schemes
 from tessera.rounds.course import Course
 from tessera.rounds.events import RoundFinished
+from tessera.services.bundle import Bundle
+from tessera.services.deployment import leader_party
+from tessera.services.http.requests import RequestChecker, signed_headers
+from tessera.services.http.serving import Address, http_server
+from tessera.services.journal import NAME, Journal
+from tessera.services.keyring import CA, TLS, TLS_KEY, Keyring
+from tessera.services.link import party_of
+from tessera.services.loopback import LoopbackDeployment, simulation
 
 SCRIPT = "load"
 SELF = [sys.executable, __file__]

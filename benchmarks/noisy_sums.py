@@ -36,26 +36,18 @@ from benchmarks.cohort import (
     train_by_hand,
 )
 from benchmarks.peers import PeerFailed, PeerMissing, pfl_cohort
+from papers.fsl import measure as fsl
+from papers.sfsl import measure as sfsl
+from papers.sfsl.measure import RoundSetting
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.noise import discrete_gaussian
 from tessera.crypto.prg import Label, Stream
-from tessera.engines.cohort_training import TrainingOutcome
-from tessera.engines.contribution import contribution
-from tessera.engines.federation import Federation
-from tessera.engines.participant import Participant
 from tessera.ids import ClientId, RoundId
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.cohort import best
-from tessera.learning.local import Job
-from tessera.learning.submodel import Submodel
-from tessera.privacy.period import MemoryPeriods
-from tessera.reproduce.fsl import measure as fsl
-from tessera.reproduce.sfsl import measure as sfsl
-from tessera.reproduce.sfsl.measure import RoundSetting
-from tessera.rounds.coins import simulated_coins
-from tessera.rounds.events import RoundFinished
-from tessera.rounds.local_state import LocalState
-from tessera.rounds.plan import (
+from tessera.learning.tables.submodel import Submodel
+from tessera.learning.training.local import Job
+from tessera.learning.training.vectorised import best
+from tessera.plan import (
     Crypto,
     DPPlan,
     ModelPlan,
@@ -67,6 +59,14 @@ from tessera.rounds.plan import (
     UnionPlan,
     UpdatePlan,
 )
+from tessera.privacy.index.period import MemoryPeriods
+from tessera.rounds.events import RoundFinished
+from tessera.rounds.local_state import LocalState
+from tessera.rounds.root import simulated_coins
+from tessera.runs.client_training import contribution
+from tessera.simulation.cohort_training import TrainingOutcome
+from tessera.simulation.federation import Federation
+from tessera.simulation.subcohort import Participant
 
 WORDS: Final = sfsl.ITEMS * (sfsl.COLUMNS + 1) + sfsl.DENSE
 EACH: Final = DPPlan(unit="user", noise=1.0, trust=NoiseFrom.EACH)

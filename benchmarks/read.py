@@ -147,9 +147,9 @@ def measured(form: str, folder: Path) -> dict[str, Any]:
     if form == BASELINE:
         read = by_lines
     else:
-        from tessera.data import arrow
+        from tessera.data import delimited
 
-        arrow.load()
+        delimited.load()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew, at what there is now
     before, begin = memory("VmRSS"), time.process_time()
     found = read(source)

@@ -29,12 +29,12 @@ from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.prg import Label, Stream
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
-from tessera.engines.faults import Drop
-from tessera.engines.simulator import MeasuredTraffic, Simulator
 from tessera.ids import ClientId, RoundId
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.params import GraphKind, SecAggParams, StageSpec
 from tessera.protocols.secagg.standalone import Aggregator, Contribution, Contributor
+from tessera.simulation.faults import Drop
+from tessera.simulation.simulator import MeasuredTraffic, Simulator
 
 LENGTHS = (143_534, 640_000, 3_617_023)
 PEER_LENGTH = 640_000

@@ -32,13 +32,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import machine
+from papers.sfsl import measure as sfsl
+from papers.sfsl.measure import COLUMNS, ROUND, RoundSetting
+from tessera import wire
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines.cohort_training import between_messages
-from tessera.engines.simulator import Simulator
-from tessera.engines.two_server import TwoServerSetup
 from tessera.ids import SERVER, ClientId, Party, StageId
-from tessera.protocols import wire
-from tessera.protocols.index_set import client_array
+from tessera.plan import Plan
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg.groups import distinct
 from tessera.protocols.secagg.identity import identities
@@ -54,16 +53,17 @@ from tessera.protocols.secagg.messages import (
 )
 from tessera.protocols.secagg.params import GraphKind
 from tessera.protocols.secagg.session import neighbourhood
-from tessera.reproduce.sfsl import measure as sfsl
-from tessera.reproduce.sfsl.measure import COLUMNS, ROUND, RoundSetting
 from tessera.rounds import select
 from tessera.rounds.client import ClientRound
 from tessera.rounds.messages import Download
-from tessera.rounds.plan import Plan
 from tessera.rounds.server import ServerRound
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound
+from tessera.simulation.cohort_training import between_messages
+from tessera.simulation.simulator import Simulator
+from tessera.simulation.two_server import TwoServerSetup
+from tessera.wire.index_set import client_array
 
 CLIENTS: Final = 100
 LARGE: Final = 1_000

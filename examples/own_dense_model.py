@@ -7,8 +7,8 @@ from torch import Tensor, nn
 import tessera
 from tessera.data.classes import spread_evenly
 from tessera.data.examples import Examples
-from tessera.learning.local import class_loss
 from tessera.learning.metrics import ClassMetric
+from tessera.learning.training.local import class_loss
 
 
 class Net(nn.Module):

@@ -25,8 +25,9 @@ from typing import Any, Final, get_args
 
 import tessera
 from tessera.cli import main as cli
-from tessera.engines import run_shapes, runs
 from tessera.rounds.events import Event
+from tessera.runs import folder as runs
+from tessera.simulation import run_shapes
 
 ROOT: Final = Path(__file__).parents[1]
 DOCS: Final = ROOT / "docs"

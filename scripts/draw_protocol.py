@@ -25,16 +25,16 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from tessera.errors import PeerError, RoundAborted  # noqa: E402
 from tessera.protocols.machine import Aborted, Left, StateMachine  # noqa: E402
-from tessera.protocols.retrieval.client import RetrievalClient  # noqa: E402
-from tessera.protocols.retrieval.server import RetrievalHelper, RetrievalLeader  # noqa: E402
-from tessera.protocols.scatter.client import WriteClient  # noqa: E402
-from tessera.protocols.scatter.helper import WriteHelper  # noqa: E402
-from tessera.protocols.scatter.leader import WriteLeader  # noqa: E402
 from tessera.protocols.secagg import client, server  # noqa: E402
 from tessera.protocols.secagg.messages import FROM_CLIENT, FROM_SERVER, Advert  # noqa: E402
 from tessera.protocols.secagg.phases import PHASES, Between, Done, SumAborted  # noqa: E402
 from tessera.protocols.secagg.states import Advertised, Finished  # noqa: E402
 from tessera.protocols.two_server.handshake import HelperHandshake, LeaderHandshake  # noqa: E402
+from tessera.protocols.two_server.read.client import RetrievalClient  # noqa: E402
+from tessera.protocols.two_server.read.server import RetrievalHelper, RetrievalLeader  # noqa: E402
+from tessera.protocols.two_server.write.client import WriteClient  # noqa: E402
+from tessera.protocols.two_server.write.helper import WriteHelper  # noqa: E402
+from tessera.protocols.two_server.write.leader import WriteLeader  # noqa: E402
 
 PAGES: Final = ROOT / "docs" / "protocols"
 TWO_SERVER: Final = (

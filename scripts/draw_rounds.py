@@ -22,18 +22,8 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from tessera.crypto.entropy import ScriptedEntropy  # noqa: E402
-from tessera.engines import population  # noqa: E402
-from tessera.engines.federation import Federation  # noqa: E402
-from tessera.engines.views import Views  # noqa: E402
 from tessera.ids import HELPER, SERVER  # noqa: E402
-from tessera.protocols.plainsum import PlainServer  # noqa: E402
-from tessera.protocols.retrieval.server import RetrievalLeader  # noqa: E402
-from tessera.protocols.scatter.leader import WriteLeader  # noqa: E402
-from tessera.protocols.secagg.params import Threat  # noqa: E402
-from tessera.protocols.secagg.server import Server  # noqa: E402
-from tessera.protocols.two_server.handshake import LeaderHandshake  # noqa: E402
-from tessera.rounds import schemes  # noqa: E402
-from tessera.rounds.plan import (  # noqa: E402
+from tessera.plan import (  # noqa: E402
     Domain,
     ModelPlan,
     Plan,
@@ -43,7 +33,17 @@ from tessera.rounds.plan import (  # noqa: E402
     TwoServerPlan,
     UnionPlan,
 )
+from tessera.protocols.plain import PlainServer  # noqa: E402
+from tessera.protocols.secagg.params import Threat  # noqa: E402
+from tessera.protocols.secagg.server import Server  # noqa: E402
+from tessera.protocols.two_server.handshake import LeaderHandshake  # noqa: E402
+from tessera.protocols.two_server.read.server import RetrievalLeader  # noqa: E402
+from tessera.protocols.two_server.write.leader import WriteLeader  # noqa: E402
+from tessera.rounds import schemes  # noqa: E402
 from tessera.rounds.schemes import SCHEMES  # noqa: E402
+from tessera.simulation import population  # noqa: E402
+from tessera.simulation.federation import Federation  # noqa: E402
+from tessera.simulation.views import Views  # noqa: E402
 
 PAGE: Final = ROOT / "docs" / "protocols" / "README.md"
 BEGIN: Final = "<!-- walks: drawn by scripts/draw_rounds.py -->"

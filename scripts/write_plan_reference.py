@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tessera import tasks
-from tessera.rounds.plan.reference import page
+from tessera.plan.reference import page
 
 PAGE = Path(__file__).parents[1] / "docs" / "plan.md"
 

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 from recording import checksummed
+from tessera import wire
 from tessera.crypto.secret import Secret
 from tessera.errors import (
     MisuseError,
@@ -34,7 +35,6 @@ from tessera.errors import (
     WrongSnapshot,
 )
 from tessera.ids import SERVER, Party
-from tessera.protocols import wire
 from tessera.protocols.machine import (
     Coordinator,
     Follower,
@@ -45,7 +45,7 @@ from tessera.protocols.machine import (
     StateMachine,
     message_mark,
 )
-from tessera.protocols.stored import Kept
+from tessera.wire.stored import Kept
 
 Wake = Callable[[bytes, Mapping[bytes, bytes]], Any]
 

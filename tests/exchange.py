@@ -18,25 +18,25 @@ from unittest import mock
 
 import numpy as np
 
+from tessera import wire
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import Label
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.data.examples import ClientData, Examples
 from tessera.data.ratings import RatingData
-from tessera.engines.faults import Fault
-from tessera.engines.federation import Federation
-from tessera.engines.simulator import Outcome, Simulator
 from tessera.errors import WireError
 from tessera.ids import ClientId, Party, RoundId
-from tessera.learning import own_rows
-from tessera.protocols import wire
+from tessera.learning.tables import own_rows
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg import server
 from tessera.protocols.secagg.phases import StageSum
-from tessera.rounds.coins import lasting_secret
 from tessera.rounds.roles import ClientParty, StoredRole
+from tessera.rounds.root import lasting_secret
 from tessera.rounds.schemes import of as scheme_of
+from tessera.simulation.faults import Fault
+from tessera.simulation.federation import Federation
+from tessera.simulation.simulator import Outcome, Simulator
 from tessera.tasks import Task
 
 # --- the view -------------------------------------------------------------------------------------

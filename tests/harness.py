@@ -13,15 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from tessera import wire
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.group import Group
 from tessera.crypto.keys import SigningKey
 from tessera.crypto.ring import Ring
-from tessera.engines.faults import Drop, Fault
-from tessera.engines.simulator import Outcome, Simulator
-from tessera.engines.views import Views
 from tessera.ids import ClientId, RoundId, TableId
-from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.identity import Identity
@@ -29,6 +26,9 @@ from tessera.protocols.secagg.messages import RevealedShares, Roster
 from tessera.protocols.secagg.params import RowSumSpec, SecAggParams, StageSpec, Threat
 from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.standalone import Aggregator, Contribution, Contributor, RowInput
+from tessera.simulation.faults import Drop, Fault
+from tessera.simulation.simulator import Outcome, Simulator
+from tessera.simulation.views import Views
 
 PLAN = bytes(range(32))
 

@@ -19,29 +19,29 @@ import numpy as np
 import harness
 import two_servers
 from rounds import population
+from tessera import wire
 from tessera.crypto.entropy import RootedEntropy
 from tessera.crypto.field import Field
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
-from tessera.engines.faults import Drop, Fault, Lie
-from tessera.engines.simulator import Simulator
-from tessera.engines.views import Views
 from tessera.errors import RoundAborted, WireError
 from tessera.ids import ClientId, Party, RoundId, TableId
-from tessera.protocols import wire
 from tessera.protocols.machine import Outbound, Over, RoundOutcome, RoundOver, StateMachine
-from tessera.protocols.plainsum import PlainClient, PlainServer
+from tessera.protocols.plain import PlainClient, PlainServer
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.params import GraphKind, SecAggParams, Threat
 from tessera.protocols.secagg.standalone import Aggregator, Contributor
 from tessera.protocols.secagg.states import Reveal
-from tessera.protocols.stored import ByDigest, Inner, Supplied
-from tessera.protocols.wire import cursor, frame
 from tessera.rounds.client_states import NotStarted, RowsAsked
 from tessera.rounds.two_server.client_states import NotJoined
 from tessera.rounds.two_server.helper import AwaitingUnion
 from tessera.rounds.two_server.leader import NotBegun
+from tessera.simulation.faults import Drop, Fault, Lie
+from tessera.simulation.simulator import Simulator
+from tessera.simulation.views import Views
+from tessera.wire import cursor, frame
+from tessera.wire.stored import ByDigest, Inner, Supplied
 
 
 def stands_alone(kind: type[Any]) -> bool:

@@ -11,8 +11,8 @@ import tessera
 from tessera import tasks
 from tessera.cli import main as cli
 from tessera.errors import ConfigError, as_python
+from tessera.plan import Plan, SimulationPlan
 from tessera.report import progress
-from tessera.rounds.plan import Plan, SimulationPlan
 
 OPTIONS = {"users": 20, "items": 60, "examples": 6, "history": 4}
 

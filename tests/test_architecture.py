@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 import tessera
-from tessera.rounds.plan import Scheme
+from tessera.plan import Scheme
 
 SOURCE: Final = Path(__file__).parents[1] / "src" / "tessera"
 
@@ -22,23 +22,26 @@ LAYERS: Final = (
     "ids",
     "errors",
     "crypto",
+    "wire",
     "protocols",
     "privacy",
     "data",
     "learning",
     "tasks",
+    "plan",
     "rounds",
-    "engines",
+    "simulation",
+    "runs",
+    "services",
     "audit",
     "report",
     "api",
-    "reproduce",
     "cli",
     "__main__",
 )
 
 # Where fewer arrows are allowed than the order gives.
-ONLY: Final = {"protocols": {"ids", "errors", "crypto"}}
+ONLY: Final = {"protocols": {"ids", "errors", "crypto", "wire"}}
 NEVER: Final = {"learning": {"protocols"}}
 
 # Top-level modules outside the package that mark a clock, a socket or a process.
@@ -136,7 +139,7 @@ def violations(code: str, module: str, *, is_package: bool = False) -> list[str]
             outside = item.target
             broken = (
                 within(outside, SERIALISERS)
-                or (depth < LAYERS.index("engines") and within(outside, WORLDLY))
+                or (depth < LAYERS.index("simulation") and within(outside, WORLDLY))
                 or (depth < LAYERS.index("learning") and within(outside, {"torch"}))
                 or (layer in {"crypto", "protocols"} and within(outside, GUESSABLE))
                 or (
@@ -201,11 +204,11 @@ def test_every_public_name_is_there() -> None:
     ("module", "line"),
     [
         ("tessera.crypto.ring", "from tessera.protocols import wire"),
-        ("tessera.crypto.ring", "import tessera.engines.simulator"),
+        ("tessera.crypto.ring", "import tessera.simulation.simulator"),
         ("tessera.crypto.ring", "from tessera import protocols"),
         ("tessera.crypto.ring", "from ..protocols import wire"),
         ("tessera.crypto.ring", "def late():\n    from tessera.privacy import ledger"),
-        ("tessera.crypto.ring", "if TYPE_CHECKING:\n    import tessera.rounds.plan"),
+        ("tessera.crypto.ring", "if TYPE_CHECKING:\n    import tessera.plan"),
         ("tessera.crypto.ring", "import importlib\nimportlib.import_module('tessera.rounds')"),
         ("tessera.protocols.secagg.client", "from tessera.learning import submodel"),
         ("tessera.protocols.secagg.client", "from tessera.privacy import ledger"),
@@ -217,16 +220,15 @@ def test_every_public_name_is_there() -> None:
         ("tessera.crypto.shamir", "from numpy.random import default_rng"),
         ("tessera.crypto.shamir", "from numpy import random as r"),
         ("tessera.crypto.shamir", "import secrets"),
-        ("tessera.privacy.ledger", "import torch"),
+        ("tessera.privacy.dp.ledger", "import torch"),
         ("tessera.data.movielens", "from torch.utils import data"),
         ("tessera.rounds.client", "import asyncio"),
-        ("tessera.learning.local", "from tessera.protocols import secagg"),
-        ("tessera.engines.runs", "import pickle"),
+        ("tessera.learning.training.local", "from tessera.protocols import secagg"),
+        ("tessera.runs.folder", "import pickle"),
         ("tessera.cli.main", "from pickle import loads"),
-        ("tessera.engines.simulator", "from tessera.cli import main"),
+        ("tessera.simulation.simulator", "from tessera.cli import main"),
         ("tessera.report.page", "from tessera.api import Run"),
         ("tessera.api", "from tessera.cli.export import export"),
-        ("tessera.reproduce.cells", "from tessera.cli.progress import progress"),
         ("tessera.crypto.ring", "from tessera import ConfigError"),
     ],
 )
@@ -242,9 +244,9 @@ def test_a_planted_violation_is_caught(module: str, line: str) -> None:
         ("tessera.protocols.secagg.client", "from tessera.ids import ClientId"),
         ("tessera.crypto.entropy", "import os\nkey = os.urandom(32)"),
         ("tessera.crypto.ring", "import numpy as np\nzero = np.zeros(3)"),
-        ("tessera.learning.local", "import torch"),
+        ("tessera.learning.training.local", "import torch"),
         ("tessera.rounds.client", "from tessera.learning import local\nimport tessera.protocols"),
-        ("tessera.engines.simulator", "import time"),
+        ("tessera.simulation.simulator", "import time"),
         ("tessera.cli.main", "from tessera import __version__"),
     ],
 )
@@ -254,11 +256,10 @@ def test_what_the_tree_allows_is_not_reported(module: str, line: str) -> None:
 
 # --- schemes --------------------------------------------------------------------------------------
 
-ASKED_IN: Final = ("rounds/plan/", "rounds/schemes.py")
+ASKED_IN: Final = ("plan/", "rounds/schemes.py")
 """The only places that ask which scheme a plan has."""
 NO_SCHEME: Final = {
-    "privacy/guarantee.py": {"central"},  # who has to be trusted with an epsilon
-    "reproduce/fedmmf/bench.py": {"central"},  # the key of a model
+    "privacy/dp/guarantee.py": {"central"},  # who has to be trusted with an epsilon
 }
 """Strings that are spelt like a scheme and mean something else."""
 

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 import harness
+from tessera import wire
 from tessera.crypto.ring import Ring
-from tessera.engines.views import ViewEntry
 from tessera.ids import SERVER
-from tessera.protocols import wire
-from tessera.protocols.index_set import IndexSet
 from tessera.protocols.secagg.graph import sparse_topology
 from tessera.protocols.secagg.messages import FROM_CLIENT, FROM_SERVER
 from tessera.protocols.secagg.params import Threat
+from tessera.simulation.views import ViewEntry
+from tessera.wire.index_set import IndexSet
 
 ROOT: Final = Path(__file__).parents[1]
 DOCS: Final = ROOT / "docs"
@@ -310,7 +310,7 @@ def test_names_of_ours_in_backticks_exist(page: Path) -> None:
         "protocols/secagg/clients.py",
         "tests/protocols/secagg/test_nothing.py",
         "tessera.protocols.secagg.clients",
-        "tessera.protocols.wire.decoded",
+        "tessera.wire.decoded",
         "AwaitingRoster",
         "Session.mask_keys(stage)",
         "wire.decoded",
@@ -327,7 +327,7 @@ def test_a_name_that_does_not_exist_would_be_seen(token: str) -> None:
     [
         "protocols/secagg/",
         "src/tessera/errors.py",
-        "tessera.protocols.wire.decode",
+        "tessera.wire.decode",
         "AwaitingShares",
         "Session.mask_key(stage)",
         "wire.decode",

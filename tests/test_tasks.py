@@ -11,12 +11,12 @@ import torch
 
 from tessera import tasks
 from tessera.data.taobao_like import taobao_like
-from tessera.engines.learners import Trainer
-from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
 from tessera.learning.averaging import ServerStep
-from tessera.learning.local_training import LocalTraining
-from tessera.rounds.plan import Plan, UpdatePlan
+from tessera.learning.training.settings import LocalTraining
+from tessera.plan import Plan, UpdatePlan
+from tessera.runs.learners import Trainer
+from tessera.runs.training import Training, complete
 
 SMALL = {"users": 20, "items": 90, "examples": 8, "history": 4}
 

@@ -15,21 +15,14 @@ from typing import Any
 import numpy as np
 
 import harness
+from tessera import wire
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.group import Group
 from tessera.crypto.keys import SealingKey, SigningKey
 from tessera.crypto.ring import Ring
 from tessera.errors import PeerError, RoundAborted, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, TableId
-from tessera.protocols import wire
 from tessera.protocols.machine import Outbound
-from tessera.protocols.retrieval.client import Fetched, RetrievalClient
-from tessera.protocols.retrieval.messages import SealedAnswer
-from tessera.protocols.retrieval.server import RetrievalHelper, RetrievalLeader
-from tessera.protocols.scatter.client import RowUpdate, Update, WriteClient
-from tessera.protocols.scatter.helper import WriteHelper
-from tessera.protocols.scatter.leader import WriteLeader
-from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.handshake import HelperHandshake, LeaderHandshake
@@ -43,7 +36,14 @@ from tessera.protocols.two_server.params import (
     TwoServerTable,
     Write,
 )
+from tessera.protocols.two_server.read.client import Fetched, RetrievalClient
+from tessera.protocols.two_server.read.messages import SealedAnswer
+from tessera.protocols.two_server.read.server import RetrievalHelper, RetrievalLeader
 from tessera.protocols.two_server.replay_guard import MemoryReplayGuard
+from tessera.protocols.two_server.write.client import RowUpdate, Update, WriteClient
+from tessera.protocols.two_server.write.helper import WriteHelper
+from tessera.protocols.two_server.write.leader import WriteLeader
+from tessera.protocols.two_server.write.sums import TwoServerSum
 
 Meddle = Callable[[Party, Outbound], Iterable[bytes]]
 """(from whom, what) -> the bytes that arrive instead."""

@@ -19,9 +19,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines.bundle import Bundle
-from tessera.engines.loopback import LoopbackDeployment, simulation
 from tessera.rounds.events import RoundFinished
+from tessera.services.bundle import Bundle
+from tessera.services.loopback import LoopbackDeployment, simulation
 
 CLIENTS = 10
 ROWS = 40

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tessera.learning.module_tables import Tables
     from tessera.learning.saved import load
     from tessera.learning.softmax import Softmax
-    from tessera.rounds.plan import Plan
+    from tessera.plan import Plan
     from tessera.tasks import Task
 
 __version__ = "0.1.0.dev0"
@@ -60,7 +60,7 @@ _ELSEWHERE: Final = {
     "Comparison": "tessera.api",
     "Derived": "tessera.learning.declaration",
     "Local": "tessera.learning.declaration",
-    "Plan": "tessera.rounds.plan",
+    "Plan": "tessera.plan",
     "Softmax": "tessera.learning.softmax",
     "Table": "tessera.learning.declaration",
     "Run": "tessera.api",

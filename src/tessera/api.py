@@ -17,11 +17,22 @@ from typing import Any, Final
 
 from tessera import __version__
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines.central import CentralTraining
-from tessera.engines.description import describe, digest_of
-from tessera.engines.learners import Trainer
-from tessera.engines.run_root import ROOT
-from tessera.engines.runs import (
+from tessera.errors import ConfigError
+from tessera.ids import HELPER, SERVER
+from tessera.learning.training.vectorised.learner import single_threaded
+from tessera.plan import Plan
+from tessera.report import comparison, lineup, page, tables
+from tessera.report.figures import RunFigures
+from tessera.report.markup import Markup, tag
+from tessera.report.numbers import score
+from tessera.report.progress import to_be_shown
+from tessera.report.sections import summary
+from tessera.report.words import predictor
+from tessera.rounds import dp, schemes
+from tessera.rounds.events import Event
+from tessera.runs.central import CentralTraining
+from tessera.runs.description import describe, digest_of
+from tessera.runs.folder import (
     CHECKPOINT,
     HELPER_KEY,
     LABELS,
@@ -32,24 +43,13 @@ from tessera.engines.runs import (
     free_folder,
     never_began,
 )
-from tessera.engines.setup import SetupProgress
-from tessera.engines.training import Training, complete
-from tessera.engines.truth import write_labels, write_truth
-from tessera.engines.two_server import write_box_key
-from tessera.engines.views import StreamedViews, Views
-from tessera.errors import ConfigError
-from tessera.ids import HELPER, SERVER
-from tessera.learning.cohort.learner import single_threaded
-from tessera.report import comparison, lineup, page, tables
-from tessera.report.figures import RunFigures
-from tessera.report.markup import Markup, tag
-from tessera.report.numbers import score
-from tessera.report.progress import to_be_shown
-from tessera.report.sections import summary
-from tessera.report.words import predictor
-from tessera.rounds import dp, schemes
-from tessera.rounds.events import Event
-from tessera.rounds.plan import Plan
+from tessera.runs.learners import Trainer
+from tessera.runs.run_root import ROOT
+from tessera.runs.setup import SetupProgress
+from tessera.runs.training import Training, complete
+from tessera.runs.truth import write_labels, write_truth
+from tessera.simulation.two_server import write_box_key
+from tessera.simulation.views import StreamedViews, Views
 from tessera.tasks import Task
 
 BY_NAME: Final = {
@@ -116,7 +116,7 @@ class Run:
 
     def export(self, task: Task | None = None, out: Path | str | None = None) -> Path:
         """Save the trained model for `tessera.load`; a task of your own has to be passed."""
-        from tessera.engines.export import export_run
+        from tessera.runs.export import export_run
 
         return export_run(self.folder, task or self.task, None if out is None else Path(out))
 
@@ -124,7 +124,7 @@ class Run:
         self, user: object, k: int = 10, *, task: Task | None = None
     ) -> list[tuple[str, float]]:
         """The `k` best items that a user does not have yet, by their ids, with predictions."""
-        from tessera.engines.recommend import recommendations
+        from tessera.runs.recommend import recommendations
 
         found = recommendations(self.folder, user=user, top=k, past=0, task=task or self.task)
         return [(item.id, item.predicted) for item in found.recommended]
@@ -133,7 +133,7 @@ class Run:
         self, top: int = 10, *, users: int = 0, task: Task | None = None
     ) -> dict[str, dict[str, float]]:
         """Recall and NDCG of what came next, among all there is; of the model and of baselines."""
-        from tessera.engines.full_ranking import full_ranking
+        from tessera.runs.ranking import full_ranking
 
         found = full_ranking(self.folder, top=top, users=users, task=task or self.task)
         return found.figures

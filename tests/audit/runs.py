@@ -8,31 +8,22 @@ from pathlib import Path
 import numpy as np
 
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines.cohort_training import one_by_one
-from tessera.engines.dropouts import FaultScript
-from tessera.engines.faults import Drop, Fault
-from tessera.engines.federation import Federation
-from tessera.engines.participant import Participant
-from tessera.engines.runs import TRUTH, VIEWS, RunFolder
-from tessera.engines.truth import write_truth
-from tessera.engines.views import StreamedViews
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.learning.lazy_table import LazyTable
-from tessera.learning.submodel import ModelUpdate, Submodel, TableUpdate
-from tessera.learning.table_spec import TableSpec
-from tessera.privacy.ledger import Ledger
-from tessera.privacy.period import MemoryPeriods
-from tessera.privacy.response import IndexPrivacy
+from tessera.learning.tables.lazy_table import LazyTable
+from tessera.learning.tables.spec import TableSpec
+from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
+from tessera.plan import ModelPlan, Plan, PrivacyPlan, Scheme, SecurityPlan, TablePlan, UnionPlan
+from tessera.privacy.dp.ledger import Ledger
+from tessera.privacy.index.period import MemoryPeriods
+from tessera.privacy.index.response import IndexPrivacy
 from tessera.rounds.local_state import LocalState
-from tessera.rounds.plan import (
-    ModelPlan,
-    Plan,
-    PrivacyPlan,
-    Scheme,
-    SecurityPlan,
-    TablePlan,
-    UnionPlan,
-)
+from tessera.runs.folder import TRUTH, VIEWS, RunFolder
+from tessera.runs.truth import write_truth
+from tessera.simulation.cohort_training import one_by_one
+from tessera.simulation.faults import Drop, Fault, FaultScript
+from tessera.simulation.federation import Federation
+from tessera.simulation.subcohort import Participant
+from tessera.simulation.views import StreamedViews
 
 WIDTH = 3
 Rows = np.ndarray

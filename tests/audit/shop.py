@@ -15,28 +15,21 @@ from tessera.audit.record import decoded, replays
 from tessera.audit.values import OpenedFactors, ValueAttacks, bias_of
 from tessera.cli.demo import MAX_ROWS, SHOP
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines import training as engine
-from tessera.engines.faults import Drop
-from tessera.engines.federation import Federation
-from tessera.engines.held import rows_of_clients
-from tessera.engines.subcohort import Subcohort
-from tessera.engines.training import Training, complete
-from tessera.engines.views import RoundViews
 from tessera.errors import RoundAborted
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.learning.submodel import ModelUpdate, Submodel
+from tessera.learning.tables.submodel import ModelUpdate, Submodel
+from tessera.plan import Plan, PrivacyPlan, Scheme, SimulationPlan, TaskPlan, UnionPlan
+from tessera.plan.sections import GROUPS
 from tessera.rounds.encode import RoundResult
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.ideal import RoundTrainer
-from tessera.rounds.plan import (
-    Plan,
-    PrivacyPlan,
-    Scheme,
-    SimulationPlan,
-    TaskPlan,
-    UnionPlan,
-)
-from tessera.rounds.plan.sections import GROUPS
+from tessera.runs import training as engine
+from tessera.runs.held import rows_of_clients
+from tessera.runs.training import Training, complete
+from tessera.simulation.faults import Drop
+from tessera.simulation.federation import Federation
+from tessera.simulation.subcohort import Subcohort
+from tessera.simulation.views import RoundViews
 from tessera.tasks import Task
 
 GROUP = 10

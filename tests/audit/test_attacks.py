@@ -15,7 +15,7 @@ from tessera.audit.infer import Ratio
 from tessera.audit.intersect import Attended, pinned
 from tessera.audit.population import HolderCounts
 from tessera.ids import ClientId
-from tessera.privacy.exposure import (
+from tessera.privacy.index.exposure import (
     Cohort,
     Holders,
     epsilon_after,
@@ -24,7 +24,7 @@ from tessera.privacy.exposure import (
     late_dropout,
     left_behind,
 )
-from tessera.privacy.response import LEVELS
+from tessera.privacy.index.response import LEVELS
 
 NAMES = ("cpp2", "cpp3", "cpp4")
 

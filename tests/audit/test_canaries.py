@@ -12,9 +12,9 @@ from scipy import stats
 
 from tessera.audit.canaries import Guessing, likelihood_ratios, lower_bound, p_value
 from tessera.errors import MisuseError
-from tessera.privacy.accounting import epsilon as epsilon_of
-from tessera.privacy.guarantee import Adjacency
-from tessera.privacy.mechanism import GaussianNoise
+from tessera.privacy.dp.accounting import epsilon as epsilon_of
+from tessera.privacy.dp.guarantee import Adjacency
+from tessera.privacy.dp.mechanism import GaussianNoise
 
 
 @given(st.integers(1, 60), st.floats(0.0, 1.0), st.floats(0.0, 8.0), st.floats(0.0, 8.0))

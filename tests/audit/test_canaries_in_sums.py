@@ -14,10 +14,10 @@ from tessera.audit.canaries import Guessing
 from tessera.audit.canary_findings import canary_findings, left_to
 from tessera.audit.canary_training import claimed, observe_in_sums
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.privacy.guarantee import Observer
-from tessera.privacy.mechanism import GaussianNoise
+from tessera.plan import DPPlan, ModelPlan, NoiseFrom, Plan, SimulationPlan, TablePlan
+from tessera.privacy.dp.guarantee import Observer
+from tessera.privacy.dp.mechanism import GaussianNoise
 from tessera.rounds import dp
-from tessera.rounds.plan import DPPlan, ModelPlan, NoiseFrom, Plan, SimulationPlan, TablePlan
 
 DELTA, ROUNDS = 1e-6, 20
 ENTROPY = ScriptedEntropy(b"canaries in sums")

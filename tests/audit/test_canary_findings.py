@@ -16,9 +16,9 @@ from tessera.audit.finding import Verdict
 from tessera.audit.suite import audited
 from tessera.cli import main as cli
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines.training import complete
 from tessera.errors import ConfigError
-from tessera.rounds.plan import DPPlan, Plan, SimulationPlan
+from tessera.plan import DPPlan, Plan, SimulationPlan
+from tessera.runs.training import complete
 
 SMALL = {"users": 30, "items": 40, "examples": 8, "history": 3, "shops": 5, "shops_each": 2}
 

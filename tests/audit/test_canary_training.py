@@ -33,13 +33,13 @@ from tessera.crypto.secret import Secret
 from tessera.data.examples import SUBJECT as PERSON
 from tessera.data.examples import Examples
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.cohort import noisy as vectorised
-from tessera.learning.cohort.noisy import NoisyVectorised
-from tessera.learning.local import PreparedJob
-from tessera.learning.noisy.client import NoisyClient
-from tessera.learning.noisy.steps import NoisySteps, StepBatch
-from tessera.privacy.guarantee import Observer, Unit
-from tessera.privacy.noise_setting import Coins, Drawn, NoiseSetting, Sampling, Visibility
+from tessera.learning.training.local import PreparedJob
+from tessera.learning.training.noisy.client import NoisyClient
+from tessera.learning.training.noisy.steps import NoisySteps, StepBatch
+from tessera.learning.training.vectorised import noisy as vectorised
+from tessera.learning.training.vectorised.noisy import NoisyVectorised
+from tessera.privacy.dp.guarantee import Observer, Unit
+from tessera.privacy.dp.noise_setting import Coins, Drawn, NoiseSetting, Sampling, Visibility
 
 LEVEL, DELTA = 0.99, 1e-6
 ENTROPY = ScriptedEntropy(b"canaries")

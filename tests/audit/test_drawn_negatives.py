@@ -21,10 +21,10 @@ import pytest
 from tessera import tasks
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.examples import NONE, ClientData
-from tessera.engines.training import Training, complete
 from tessera.ids import ClientId
+from tessera.plan import Plan, PrivacyPlan, SimulationPlan
 from tessera.rounds.fixed_groups import formed
-from tessera.rounds.plan import Plan, PrivacyPlan, SimulationPlan
+from tessera.runs.training import Training, complete
 from tessera.tasks import Task
 
 SEED = 3

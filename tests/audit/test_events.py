@@ -11,7 +11,7 @@ from audit import runs
 from tessera.audit.events import Events
 from tessera.audit.finding import Finding, Verdict
 from tessera.audit.record import Record
-from tessera.learning.submodel import ModelUpdate, Submodel, TableUpdate
+from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
 
 
 def event_2(folder: Path) -> Finding:

@@ -15,32 +15,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines import toy
+from runs import toy
 from tessera.audit.canaries import Guessing
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.examples import NONE, ClientData, Examples
 from tessera.data.taobao_like import taobao_like
-from tessera.engines.noisy import cut_examples
-from tessera.engines.training import Training, complete
 from tessera.ids import ClientId, RoundId
 from tessera.learning.declaration import Derived, Local, Table
-from tessera.learning.local import Job
 from tessera.learning.module_tables import Tables
-from tessera.learning.submodel import ModelUpdate, Submodel
-from tessera.privacy.guarantee import Observer, Unit
+from tessera.learning.tables.submodel import ModelUpdate, Submodel
+from tessera.learning.training.local import Job
+from tessera.plan import Crypto, DPPlan, NoiseFrom, NoisyRows, Plan, SimulationPlan, UpdatePlan
+from tessera.privacy.dp.guarantee import Observer, Unit
 from tessera.rounds import dp, encode
-from tessera.rounds.coins import simulated_coins
 from tessera.rounds.encode import RoundResult
-from tessera.rounds.plan import (
-    Crypto,
-    DPPlan,
-    NoiseFrom,
-    NoisyRows,
-    Plan,
-    SimulationPlan,
-    UpdatePlan,
-)
+from tessera.rounds.root import simulated_coins
 from tessera.rounds.server_model import ServerModel
+from tessera.runs.noisy import cut_examples
+from tessera.runs.training import Training, complete
 from tessera.tasks import Task
 
 CLIENTS, GOODS, DELTA = 60, 40, 1e-5

@@ -28,19 +28,18 @@ from tessera.audit.naming import (
 )
 from tessera.audit.record import Record
 from tessera.cli import main as cli
-from tessera.engines.dropouts import FaultScript, dropout_places
-from tessera.engines.faults import Drop, Fault
 from tessera.ids import ClientId, RoundId
-from tessera.privacy.exposure import Holders
-from tessera.privacy.naming_simulation import Setting, simulate
-from tessera.privacy.period import MemoryPeriods
-from tessera.privacy.response import LEVELS
+from tessera.plan import Plan, Scheme, SecurityPlan, UnionPlan
+from tessera.privacy.index.exposure import Holders
+from tessera.privacy.index.naming_simulation import Setting, simulate
+from tessera.privacy.index.period import MemoryPeriods
+from tessera.privacy.index.response import LEVELS
 from tessera.protocols.secagg.messages import RevealedSet
 from tessera.protocols.secagg.params import GraphKind
 from tessera.rounds import local_state
 from tessera.rounds.cohorts import Cohorts
 from tessera.rounds.fixed_groups import formed
-from tessera.rounds.plan import Plan, Scheme, SecurityPlan, UnionPlan
+from tessera.simulation.faults import Drop, Fault, FaultScript, dropout_places
 
 COHORT, GROUP, ROUNDS = 12, 6, 12
 

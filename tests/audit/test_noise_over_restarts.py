@@ -21,28 +21,27 @@ import numpy as np
 import pytest
 
 import rounds.shops
-from engines import raters
 from rounds.shops import one_table, shop
+from runs import raters
 from tessera.audit import record
 from tessera.crypto.entropy import RootedEntropy, SystemEntropy
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
-from tessera.engines import views
-from tessera.engines.dropouts import dropout_places
-from tessera.engines.faults import Drop, Fault
-from tessera.engines.federation import Federation
-from tessera.engines.run_root import ROOT
-from tessera.engines.training import Training, complete
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.learning.quantize import signed
-from tessera.protocols.scatter import sums
-from tessera.protocols.scatter.messages import OpenedSum
+from tessera.plan import DPPlan, NoiseFrom, Plan, SimulationPlan, UpdatePlan
+from tessera.protocols.two_server.write import sums
+from tessera.protocols.two_server.write.messages import OpenedSum
 from tessera.rounds import client as client_role
 from tessera.rounds import dp, schemes
 from tessera.rounds.events import RoundAbort, RoundFinished
-from tessera.rounds.plan import DPPlan, NoiseFrom, Plan, SimulationPlan, UpdatePlan
 from tessera.rounds.roles import ClientParty, StoredRole
+from tessera.runs.run_root import ROOT
+from tessera.runs.training import Training, complete
+from tessera.simulation import views
+from tessera.simulation.faults import Drop, Fault, dropout_places
+from tessera.simulation.federation import Federation
 
 ROWS, COHORT, ROUNDS = 300, 9, 24
 HELD = {c: [c, c + 1, 20 + c] for c in range(COHORT)}
@@ -337,7 +336,7 @@ def test_a_run_that_goes_on_from_an_old_checkpoint_says_what_it_said(tmp_path: P
 
 @pytest.mark.slow
 def test_over_other_data_the_same_noise_would_show_the_difference(tmp_path: Path) -> None:
-    """Why `simulate` refuses to go on with other data (tests/engines/test_noisy_training.py)."""
+    """Why `simulate` refuses to go on with other data (tests/runs/test_noisy_training.py)."""
     task = raters.task(**BIASES)
     plan = selected_plan(task)
     continued(task, plan, tmp_path / "run", 2)

@@ -2,7 +2,7 @@
 
 In each federation the leader numbers clients and rows anew, forms groups of ten, and sees one round
 of all devices. A row that one device holds is opened over three groups; who is in all of them holds
-it. With one store for the account of each device (`engines/offered_rows.py`) only the first round
+it. With one store for the account of each device (`services/offered_rows.py`) only the first round
 opens anything, and the holder is one of ten.
 """
 
@@ -15,20 +15,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tessera import wire
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.data.own_names import OwnNames
-from tessera.data.row_names import RowNames
-from tessera.engines import population
-from tessera.engines.federation import Federation
-from tessera.engines.offered_rows import OfferedRows, OneGroup
-from tessera.engines.participant import Participant
-from tessera.engines.views import RoundViews
+from tessera.data.row_names import OwnNames, RowNames
 from tessera.ids import SERVER, ClientId
-from tessera.privacy.period import MemoryPeriods
-from tessera.protocols import wire
+from tessera.plan import ModelPlan, Plan, PrivacyPlan, Scheme, TablePlan, UnionPlan
+from tessera.privacy.index.period import MemoryPeriods
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.messages import UnionOpened
-from tessera.rounds.plan import ModelPlan, Plan, PrivacyPlan, Scheme, TablePlan, UnionPlan
+from tessera.services.offered_rows import OfferedRows, OneGroup
+from tessera.simulation import population
+from tessera.simulation.federation import Federation
+from tessera.simulation.subcohort import Participant
+from tessera.simulation.views import RoundViews
 
 GROUP, ALONE, TOGETHER = 10, 8, 40
 NAMES = ("spring", "summer", "autumn")

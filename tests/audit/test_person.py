@@ -13,12 +13,12 @@ from tessera.api import simulate
 from tessera.audit.in_the_clear import READ
 from tessera.audit.person import KnownRows, PersonWatch
 from tessera.audit.suite import audited
-from tessera.engines.held import rows_of_clients
-from tessera.engines.training import complete
-from tessera.engines.views import RoundViews
 from tessera.ids import SERVER, ClientId, RoundId
+from tessera.plan import Plan, PrivacyPlan, Scheme, SimulationPlan, UnionPlan
 from tessera.rounds.events import Event, RoundAbort, RoundFinished
-from tessera.rounds.plan import Plan, PrivacyPlan, Scheme, SimulationPlan, UnionPlan
+from tessera.runs.held import rows_of_clients
+from tessera.runs.training import complete
+from tessera.simulation.views import RoundViews
 
 ROUNDS = 8
 TASK = tasks.load("taobao-like", users=40, items=900, examples=12, history=4, size="tiny", width=2)

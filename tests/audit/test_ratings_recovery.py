@@ -18,8 +18,8 @@ from tessera.audit.ratings.recover import LEVELS, recovery, stretched
 from tessera.audit.ratings.table import HitRates
 from tessera.data.movielens import ratings_100k
 from tessera.errors import MisuseError
-from tessera.learning.click_statistics import auc
 from tessera.learning.models.masked import MaskTraining, fit
+from tessera.learning.scores import auc
 
 stars = st.integers(1, 5).map(float)
 noise = st.floats(-2, 2, width=32)

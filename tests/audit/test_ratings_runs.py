@@ -14,7 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from engines import raters
+from runs import raters
 from tessera.api import simulate
 from tessera.audit import in_the_clear
 from tessera.audit.finding import Finding, Verdict
@@ -23,11 +23,11 @@ from tessera.audit.suite import report
 from tessera.cli.audit import audit
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.ratings import RatingData
-from tessera.engines.runs import LABELS, RUN
-from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
-from tessera.rounds.plan import UpdatePlan
+from tessera.plan import UpdatePlan
+from tessera.runs.folder import LABELS, RUN
+from tessera.runs.training import Training, complete
 
 READ = "gradients in the open: ratings read back exactly"
 ONCE = "gradients in the open: the same after one round"

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from audit.factors import TRAINING, Rater
-from engines import raters
+from runs import raters
 from tessera.audit.ratings.gradient import factors_of, gradients
 from tessera.audit.ratings.labels import Labels, Rated
 from tessera.audit.ratings.opened_sums import OpenedSums, initial_factors
 from tessera.audit.ratings.record import RatingRound
 from tessera.audit.ratings.sums import SumRows, alone, linked, mixtures
-from tessera.engines.training import complete
 from tessera.ids import ClientId, RoundId
-from tessera.rounds.plan import Plan, TablePlan
+from tessera.plan import Plan, TablePlan
+from tessera.runs.training import complete
 
 QUANTUM = 0.5 / 2**14
 

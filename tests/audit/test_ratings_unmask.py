@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engines import raters
 from own_secrets import secret_of
+from runs import raters
 from tessera.audit.ratings.unmask import best, unmasked
 from tessera.learning.models.masked import MaskTraining, fit
 from tessera.learning.ratings import INTERCEPT

@@ -12,20 +12,20 @@ import pytest
 from audit import runs
 from tessera.audit.record import Record
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines.cohort_training import one_by_one
-from tessera.engines.faults import Corrupt, Delay, Drop, Duplicate, Fault
-from tessera.engines.federation import Federation
-from tessera.engines.participant import Participant
-from tessera.engines.runs import TRUTH, VIEWS, RunFolder
-from tessera.engines.truth import write_truth
-from tessera.engines.views import StreamedViews, Views
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import SERVER, ClientId
-from tessera.learning.lazy_table import LazyTable
-from tessera.learning.table_spec import TableSpec
-from tessera.privacy.period import MemoryPeriods
+from tessera.learning.tables.lazy_table import LazyTable
+from tessera.learning.tables.spec import TableSpec
+from tessera.plan import Plan, Scheme
+from tessera.privacy.index.period import MemoryPeriods
 from tessera.rounds.local_state import LocalState
-from tessera.rounds.plan import Plan, Scheme
+from tessera.runs.folder import TRUTH, VIEWS, RunFolder
+from tessera.runs.truth import write_truth
+from tessera.simulation.cohort_training import one_by_one
+from tessera.simulation.faults import Corrupt, Delay, Drop, Duplicate, Fault
+from tessera.simulation.federation import Federation
+from tessera.simulation.subcohort import Participant
+from tessera.simulation.views import StreamedViews, Views
 
 
 def federation(plan: Plan, views: Views, script) -> Federation:

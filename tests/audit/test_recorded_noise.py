@@ -19,17 +19,17 @@ from tessera.audit import record
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.noise import discrete_gaussian
 from tessera.crypto.prg import Label, Stream
-from tessera.engines import views
-from tessera.engines.faults import Drop
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
 from tessera.learning.quantize import signed
-from tessera.protocols.scatter import sums
-from tessera.protocols.scatter.messages import OpenedSum
+from tessera.plan import DPPlan, NoiseFrom, Plan, UpdatePlan
+from tessera.protocols.two_server.write import sums
+from tessera.protocols.two_server.write.messages import OpenedSum
 from tessera.rounds import encode
 from tessera.rounds.clipped_vector import add_noise, noise_stream
 from tessera.rounds.events import RoundAbort, RoundFinished
-from tessera.rounds.plan import DPPlan, NoiseFrom, Plan, UpdatePlan
 from tessera.rounds.root import draw_root
+from tessera.simulation import views
+from tessera.simulation.faults import Drop
 
 ROWS, COHORT, ROUND = 1500, 9, RoundId(0)
 HELD = {c: [c, c + 1, 20] for c in range(COHORT)}

@@ -13,10 +13,8 @@ from tessera.audit.canary_findings import canary_findings, left_to
 from tessera.audit.canary_training import claimed
 from tessera.audit.row_canaries import observe_rows
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.learning.local_training import LocalTraining
-from tessera.privacy.guarantee import Observer
-from tessera.rounds import dp
-from tessera.rounds.plan import (
+from tessera.learning.training.settings import LocalTraining
+from tessera.plan import (
     DPPlan,
     ModelPlan,
     NoiseFrom,
@@ -26,6 +24,8 @@ from tessera.rounds.plan import (
     TablePlan,
     UnionPlan,
 )
+from tessera.privacy.dp.guarantee import Observer
+from tessera.rounds import dp
 
 DELTA, ROUNDS = 1e-6, 20
 ENTROPY = ScriptedEntropy(b"row canaries")

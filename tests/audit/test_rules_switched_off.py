@@ -13,14 +13,14 @@ from tessera.audit.finding import Finding, Verdict
 from tessera.audit.record import Record
 from tessera.crypto.prg import Label
 from tessera.ids import ClientId, RoundId
-from tessera.privacy.period import FrozenPeriod
-from tessera.privacy.response import LEVELS, contained
+from tessera.plan import SecurityPlan
+from tessera.privacy.index.period import FrozenPeriod
+from tessera.privacy.index.response import LEVELS, contained
 from tessera.protocols.secagg import states
 from tessera.protocols.secagg.params import GraphKind
 from tessera.protocols.secagg.session import Session, neighbourhood
 from tessera.rounds import select
 from tessera.rounds.cohorts import Cohorts
-from tessera.rounds.plan import SecurityPlan
 
 WITHIN = "intersection within a period: "
 

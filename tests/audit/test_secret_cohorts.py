@@ -13,11 +13,11 @@ import pytest
 from tessera.audit.canary_findings import canary_findings
 from tessera.audit.canary_training import Seen, claimed, observe_in_sums
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.privacy.guarantee import Observer
-from tessera.privacy.mechanism import GaussianNoise
+from tessera.plan import DPPlan, ModelPlan, NoiseFrom, Plan, SimulationPlan, TablePlan
+from tessera.plan.sections import UpdatePlan
+from tessera.privacy.dp.guarantee import Observer
+from tessera.privacy.dp.mechanism import GaussianNoise
 from tessera.rounds import dp
-from tessera.rounds.plan import DPPlan, ModelPlan, NoiseFrom, Plan, SimulationPlan, TablePlan
-from tessera.rounds.plan.sections import UpdatePlan
 
 NOISE, SHARE, ROUNDS, DELTA, CANARIES = 2.0, 0.02, 400, 1e-6, 4_000
 ENTROPY = ScriptedEntropy(b"secret cohorts")

@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engines import test_top as dense
 from rounds.two_server.test_top import task
+from simulation import test_top as dense
 from tessera import simulate
 from tessera.audit import selected, two_server
 from tessera.audit.finding import Finding, Verdict
 from tessera.audit.record import Record
 from tessera.audit.suite import report
 from tessera.audit.two_server_view import helper_view, leader_view
+from tessera.plan import TwoServerPlan
 from tessera.rounds import encode
-from tessera.rounds.plan import TwoServerPlan
 
 PLACES = "places selected: a real row told from another, by the {}"
 

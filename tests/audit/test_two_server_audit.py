@@ -22,14 +22,13 @@ from tessera.audit.two_server_view import helper_view, leader_view
 from tessera.cli import main as cli
 from tessera.crypto import dpf
 from tessera.crypto.secret import Secret
-from tessera.engines.dropouts import random_dropouts
-from tessera.engines.faults import Drop
-from tessera.engines.runs import HELPER_KEY, TRUTH, VIEWS, RunFolder
-from tessera.engines.truth import write_truth
-from tessera.engines.two_server import write_box_key
-from tessera.engines.views import StreamedViews
 from tessera.ids import HELPER, SERVER, ClientId
-from tessera.rounds.plan import Plan, Scheme, TwoServerPlan
+from tessera.plan import Plan, Scheme, TwoServerPlan
+from tessera.runs.folder import HELPER_KEY, TRUTH, VIEWS, RunFolder
+from tessera.runs.truth import write_truth
+from tessera.simulation.faults import Drop, random_dropouts
+from tessera.simulation.two_server import write_box_key
+from tessera.simulation.views import StreamedViews
 
 READ = "rows fetched: a real row told from another, by the {}"
 WRITTEN = "rows written: a real row told from another, by the {}"

@@ -16,7 +16,7 @@ from tessera import tasks
 from tessera.audit.finding import Verdict
 from tessera.audit.values import KNOWN_EXAMPLES, KNOWN_ROW, ValueAttacks
 from tessera.ids import ClientId, RoundId
-from tessera.learning.submodel import TablePart
+from tessera.learning.tables.submodel import TablePart
 from tessera.rounds.local_state import LocalState
 from tessera.tasks import Task
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from audit import runs
 from tessera.audit.finding import Finding
 from tessera.cli.audit import audit, show
-from tessera.engines.runs import TRUTH
 from tessera.errors import ConfigError
+from tessera.runs.folder import TRUTH
 
 app = typer.Typer()
 app.command()(audit)

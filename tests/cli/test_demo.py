@@ -10,8 +10,8 @@ import pytest
 
 from tessera.cli import demo
 from tessera.cli import main as cli
-from tessera.privacy.bound import in_words
-from tessera.rounds.plan import Scheme
+from tessera.plan import Scheme
+from tessera.privacy.index.bound import in_words
 
 USUAL = [scheme.value for scheme in Scheme if scheme is not Scheme.SECURE_FEDAVG]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tessera.cli.main import main
-from tessera.rounds.plan import Plan
+from tessera.plan import Plan
 from tessera.tasks import known
 
 TEXT = """

@@ -8,7 +8,7 @@ import pytest
 
 from tessera.cli import main as cli
 from tessera.cli.explain import GENRES
-from tessera.engines import views
+from tessera.simulation import views
 
 
 def test_it_opens_the_exact_sum_and_says_who_dropped_out(capsys):

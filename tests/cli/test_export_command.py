@@ -20,20 +20,19 @@ from tessera import tasks
 from tessera.api import simulate
 from tessera.cli.export import export
 from tessera.data.examples import LABEL
-from tessera.engines import export as exports
-from tessera.engines.central import CentralTraining
-from tessera.engines.export import export_run
-from tessera.engines.run_root import entropy_of
-from tessera.engines.runs import CHECKPOINT, MODEL, PLAN, ROUNDS, RUN, RunFolder
-from tessera.engines.training import Training, complete
 from tessera.errors import ConfigError
 from tessera.learning.architecture import build
-from tessera.learning.click_statistics import auc
 from tessera.learning.declaration import Local, Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.saved import ABOUT, STATE, load
-from tessera.learning.scores import evaluate
-from tessera.rounds.plan import Plan, Scheme, SimulationPlan, TaskPlan
+from tessera.learning.scores import auc, evaluate
+from tessera.plan import Plan, Scheme, SimulationPlan, TaskPlan
+from tessera.runs import export as exports
+from tessera.runs.central import CentralTraining
+from tessera.runs.export import export_run
+from tessera.runs.folder import CHECKPOINT, MODEL, PLAN, ROUNDS, RUN, RunFolder
+from tessera.runs.run_root import entropy_of
+from tessera.runs.training import Training, complete
 from tessera.tasks import Task
 
 OPTIONS = {"users": 30, "items": 120, "examples": 12, "history": 5, "width": 4}

@@ -11,7 +11,7 @@ import pytest
 
 from tessera import tasks
 from tessera.cli import main as cli
-from tessera.rounds.plan import Plan, Scheme, TwoServerPlan
+from tessera.plan import Plan, Scheme, TwoServerPlan
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tessera.cli import main as cli
-from tessera.privacy.bound import ANY_ROUNDS, CONDITIONS
-from tessera.rounds.plan import Scheme
-from tessera.rounds.plan.example import example_plan
+from tessera.plan import Scheme
+from tessera.plan.reference import example_plan
+from tessera.privacy.index.bound import ANY_ROUNDS, CONDITIONS
 
 COHORT = ("--clients", "30", "--rows", "40")
 

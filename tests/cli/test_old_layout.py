@@ -12,7 +12,7 @@ from report import folders
 from tessera.api import Run, simulate
 from tessera.cli.main import main
 from tessera.errors import ConfigError
-from tessera.rounds.plan import Plan
+from tessera.plan import Plan
 
 WHY = "run.json: the folder has layout 1"
 

@@ -13,9 +13,9 @@ from tessera.cli import main as cli
 from tessera.cli.run import still_improving
 from tessera.data.guess import guess
 from tessera.data.interactions import read
-from tessera.engines.runs import RunFolder
 from tessera.errors import ConfigError
-from tessera.rounds.plan import Plan
+from tessera.plan import Plan
+from tessera.runs.folder import RunFolder
 
 COLUMNS = {"user": "customer_id", "item": "sku", "time": "bought_at"}
 

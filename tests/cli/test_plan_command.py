@@ -16,17 +16,17 @@ import pytest
 from tessera.cli import main as cli
 from tessera.cli.format import warn_if_slow
 from tessera.crypto import kernel
-from tessera.engines import population
-from tessera.engines.federation import Federation
-from tessera.privacy import exposure, naming_forecast
+from tessera.plan import Plan, Scheme
+from tessera.plan.reference import example_plan
+from tessera.privacy.index import exposure, naming_simulation
 from tessera.rounds.events import RoundFinished
 from tessera.rounds.forecast import Forecast
-from tessera.rounds.forecast.row_cap import break_even
+from tessera.rounds.forecast.forecast import break_even
 from tessera.rounds.forecast.rows import even_holders, spread
-from tessera.rounds.forecast.sizes import some
-from tessera.rounds.plan import Plan, Scheme
-from tessera.rounds.plan.example import example_plan
+from tessera.rounds.forecast.secagg import some
 from tessera.rounds.two_server.write_cost import write_cost
+from tessera.simulation import population
+from tessera.simulation.federation import Federation
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plan.toml"
 
@@ -60,8 +60,8 @@ def extended(text: str, extra: str) -> str:
 @pytest.fixture(autouse=True)
 def few_rows_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """How likely a holder is named has tests of its own (`test_naming_command.py`)."""
-    monkeypatch.setattr(naming_forecast, "WORK", 1)
-    monkeypatch.setattr(naming_forecast, "FEW_ROWS", 5)
+    monkeypatch.setattr(naming_simulation, "WORK", 1)
+    monkeypatch.setattr(naming_simulation, "FEW_ROWS", 5)
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from tessera import tasks
 from tessera.api import simulate
 from tessera.cli import main as cli
 from tessera.cli import recommend
-from tessera.engines.runs import RunFolder
-from tessera.engines.training import Training
-from tessera.rounds.plan import Plan, SimulationPlan, TaskPlan
+from tessera.plan import Plan, SimulationPlan, TaskPlan
+from tessera.runs.folder import RunFolder
+from tessera.runs.training import Training
 
 FACTORS = {"factors": 4, "seed": 1}
 

@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from papers import cache as caches
+from papers import cells
+from papers.cache import Cache
+from papers.cells import Cell
+from papers.sfsl import cells as sfsl_cells
+from papers.sfsl import measure as sfsl
+from papers.sfsl.cells import measured_round
+from papers.sfsl.measure import Footprint, Measured, RoundSetting
 from tessera.cli import main as cli
 from tessera.cli import reproduce
-from tessera.reproduce import cache as caches
-from tessera.reproduce import cells
-from tessera.reproduce.cache import Cache
-from tessera.reproduce.cells import Cell
-from tessera.reproduce.sfsl import cells as sfsl_cells
-from tessera.reproduce.sfsl import measure as sfsl
-from tessera.reproduce.sfsl.cells import measured_round
-from tessera.reproduce.sfsl.measure import Footprint, Measured, RoundSetting
 from tessera.rounds.phases import CATEGORIES
 
 SMALL = RoundSetting(clients=8, per_client=12, dense=30)

@@ -13,12 +13,12 @@ import pytest
 from tessera.cli import main as cli
 from tessera.cli import run as run_command
 from tessera.cli import run_synthetic as synthetic
-from tessera.engines import population, views
-from tessera.engines.runs import RunFolder
 from tessera.ids import SERVER, ClientId
-from tessera.report import faults
+from tessera.plan import Plan, Scheme
+from tessera.report import words
 from tessera.rounds.events import RoundAbort, RoundFinished
-from tessera.rounds.plan import Plan, Scheme
+from tessera.runs.folder import RunFolder
+from tessera.simulation import population, views
 
 PLAN = """
 scheme = "secure-submodel"
@@ -230,7 +230,7 @@ def test_a_run_without_faults_tells_of_none(
 ) -> None:
     told, _ = run(capsys, plan_file, "--rounds", 1)
     assert told["excluded"] == told["broken"] == told["why_given_up"] == {}
-    assert list(faults.lines(told)) == []
+    assert list(words.lines(told)) == []
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.crypto import kernel, noise
-from tessera.crypto.alias_table import UNITS, AliasTable
-from tessera.crypto.noise import IntegerNoise, discrete_gaussian, skellam
+from tessera.crypto.noise import UNITS, AliasTable, IntegerNoise, discrete_gaussian, skellam
 from tessera.crypto.prg import Stream
 from tessera.errors import ConfigError, MisuseError
 

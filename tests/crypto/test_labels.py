@@ -35,7 +35,7 @@ TWO_SIDES: Final = {
     # One use in two steps: a secret under the label, then its expansion.
     Label.GRAPH: {"protocols/secagg/server.py", "protocols/secagg/graph.py"},
     Label.SHARE_COEFFICIENTS: {"protocols/secagg/states.py", "crypto/shamir.py"},
-    Label.RETRIEVAL_POINTS: {"protocols/retrieval/client.py"},
+    Label.RETRIEVAL_POINTS: {"protocols/two_server/read/client.py"},
     Label.ROUNDING: {
         "rounds/client.py",
         "rounds/clipped_vector.py",
@@ -44,22 +44,22 @@ TWO_SIDES: Final = {
     },
     # Of a party's root: a client's, a server's; then the words of each part.
     Label.SUM_NOISE: {
-        "protocols/scatter/helper.py",
-        "protocols/scatter/sums.py",
+        "protocols/two_server/write/helper.py",
+        "protocols/two_server/write/sums.py",
         "rounds/client.py",
         "rounds/clipped_vector.py",
         "rounds/server.py",
         "rounds/two_server/helper.py",
         "rounds/two_server/leader.py",
     },
-    Label.KEY_PERIOD_ROOT: {"protocols/scatter/client.py", "rounds/two_server/ideal.py"},
+    Label.KEY_PERIOD_ROOT: {"protocols/two_server/write/client.py", "rounds/two_server/ideal.py"},
     Label.UNION_COINS: {"rounds/client.py", "rounds/encode.py", "rounds/two_server/client.py"},
     Label.DECOYS: {"rounds/select.py", "rounds/two_server/client.py"},
-    Label.MEASUREMENT: {"engines/calibration.py"},  # keys that protect nothing
+    Label.MEASUREMENT: {"simulation/calibration.py"},  # keys that protect nothing
 }
 """Labels that more than one function uses, because a derivation has two sides or two steps."""
 
-REPLAYS: Final = ("audit/", "reproduce/subject_dp/")
+REPLAYS: Final = ("audit/", "papers/subject_dp/")
 """Attacks and trials repeat the derivations of the party whose part they play."""
 
 

@@ -18,7 +18,7 @@ from tessera.crypto.kernel import native
 from tessera.crypto.kernel.backend import Backend
 from tessera.crypto.kernel.sets import Members
 from tessera.errors import MisuseError
-from tessera.protocols.index_set import LEAST_BITS, IndexSet
+from tessera.wire.index_set import LEAST_BITS, IndexSet
 
 NATIVE = [name for name in kernel.available() if name != "reference"]
 each_backend = pytest.mark.parametrize("name", kernel.available())

@@ -17,10 +17,10 @@ from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.declaration import Derived, Local, Table
-from tessera.learning.initial import Given, Normal
-from tessera.learning.lazy_table import LazyTable
 from tessera.learning.module_tables import Tables
-from tessera.learning.tables import DenseTable
+from tessera.learning.tables.initial import Given, Normal
+from tessera.learning.tables.lazy_table import LazyTable
+from tessera.learning.tables.stored import DenseTable
 
 ITEMS, CATEGORIES, USERS, WIDTH = 30, 5, 8, 3
 CATEGORY_OF = (np.arange(ITEMS) * 7) % CATEGORIES

@@ -16,15 +16,14 @@ from tessera.crypto.secret import Secret
 from tessera.data.examples import ClientData, Examples
 from tessera.errors import ConfigError
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.central import CentralTrainer, round_size
-from tessera.learning.click_statistics import auc
 from tessera.learning.declaration import Local, Table
-from tessera.learning.initial import Normal
-from tessera.learning.lazy_table import LazyTable
-from tessera.learning.local import order
-from tessera.learning.local_training import LocalTraining
 from tessera.learning.module_tables import Tables
-from tessera.learning.scores import evaluate
+from tessera.learning.scores import auc, evaluate
+from tessera.learning.tables.initial import Normal
+from tessera.learning.tables.lazy_table import LazyTable
+from tessera.learning.training.central import CentralTrainer, round_size
+from tessera.learning.training.local import order
+from tessera.learning.training.settings import LocalTraining
 
 torch.set_num_threads(1)
 

@@ -9,9 +9,9 @@ import torch
 from tessera.data.examples import ClientData, Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.architecture import build
-from tessera.learning.local import class_loss
 from tessera.learning.metrics import ClassMetric
 from tessera.learning.module_tables import Tables
+from tessera.learning.training.local import class_loss
 
 
 def test_the_image_network_has_the_size_that_its_paper_says():

@@ -16,14 +16,14 @@ from torch.nn import functional as F
 from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.cohort import Vectorised, best
-from tessera.learning.cohort import learner as learner_module
-from tessera.learning.cohort import step as step_module
 from tessera.learning.declaration import Derived, Local, Table
-from tessera.learning.local import Job, Sequential, Trained
-from tessera.learning.local_training import LocalTraining
 from tessera.learning.module_tables import Tables
-from tessera.learning.submodel import Submodel, TablePart
+from tessera.learning.tables.submodel import Submodel, TablePart
+from tessera.learning.training.local import Job, Sequential, Trained
+from tessera.learning.training.settings import LocalTraining
+from tessera.learning.training.vectorised import Vectorised, best
+from tessera.learning.training.vectorised import learner as learner_module
+from tessera.learning.training.vectorised import step as step_module
 
 ITEMS, CATEGORIES, USERS, WIDTH, LENGTH = 60, 7, 40, 4, 8
 CATEGORY_OF = np.arange(ITEMS) * 5 % CATEGORIES

@@ -12,12 +12,12 @@ from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.declaration import Local, Table
-from tessera.learning.local import Job
-from tessera.learning.local_training import LocalTraining
 from tessera.learning.models.factorization import Factorization, Factorizer, rating_loss
 from tessera.learning.module_tables import Tables
 from tessera.learning.ratings import BIAS_SHARE
-from tessera.learning.submodel import Submodel, TablePart
+from tessera.learning.tables.submodel import Submodel, TablePart
+from tessera.learning.training.local import Job
+from tessera.learning.training.settings import LocalTraining
 
 ITEMS, USERS, FACTORS = 12, 4, 3
 TRAINING = LocalTraining(batch=0, rate=0.5, decay=0.9, weight_decay=0.1, table_rate=0.2)

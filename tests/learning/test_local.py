@@ -23,10 +23,18 @@ from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.declaration import Derived, Local, Table
-from tessera.learning.local import Job, Sequential, Trained, drawn, dropout_from, order, prepare
-from tessera.learning.local_training import LocalTraining
 from tessera.learning.module_tables import Tables
-from tessera.learning.submodel import Submodel, TablePart
+from tessera.learning.tables.submodel import Submodel, TablePart
+from tessera.learning.training.local import (
+    Job,
+    Sequential,
+    Trained,
+    drawn,
+    dropout_from,
+    order,
+    prepare,
+)
+from tessera.learning.training.settings import LocalTraining
 
 torch.set_num_threads(1)
 

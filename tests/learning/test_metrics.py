@@ -16,14 +16,13 @@ from torch.nn import functional as F
 
 from tessera.data.examples import ClientData, Examples
 from tessera.errors import MisuseError
-from tessera.learning.click_statistics import LOSS_UNIT, ClickStatistics, auc, log_loss
 from tessera.learning.declaration import Derived, Local, Table
-from tessera.learning.initial import Normal
-from tessera.learning.lazy_table import LazyTable
 from tessera.learning.metrics import ClickMetric
 from tessera.learning.module_tables import Tables
-from tessera.learning.scores import evaluate
-from tessera.learning.table_spec import TableSpec
+from tessera.learning.scores import LOSS_UNIT, ClickStatistics, auc, evaluate, log_loss
+from tessera.learning.tables.initial import Normal
+from tessera.learning.tables.lazy_table import LazyTable
+from tessera.learning.tables.spec import TableSpec
 
 torch.set_num_threads(1)
 

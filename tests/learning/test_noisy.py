@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from tests.learning.test_cohort import Clicks, WithBatchStatistics, cohort, examples, job
 from torch import Tensor, nn
 
 from tessera.crypto.coins import CoinStream
@@ -21,18 +20,19 @@ from tessera.crypto.noise import DEVIATION
 from tessera.crypto.prg import Stream
 from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
-from tessera.engines.learners import Trainer, choose_noisy
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.cohort import noisy as vectorised
-from tessera.learning.cohort import step as step_module
-from tessera.learning.cohort.noisy import NoisyVectorised, best_noisy
-from tessera.learning.local import Job, PreparedJob, Trained, click_loss
-from tessera.learning.local_training import LocalTraining
-from tessera.learning.noisy.client import NoisyClient, at_hand
-from tessera.learning.noisy.local import NoisySequential
-from tessera.learning.noisy.steps import EachExample, NoisySteps, StepBatch
-from tessera.learning.noisy.user import clipped_update, noisy_update
-from tessera.learning.submodel import ModelUpdate, TableUpdate
+from tessera.learning.tables.submodel import ModelUpdate, TableUpdate
+from tessera.learning.training.local import Job, PreparedJob, Trained, click_loss
+from tessera.learning.training.noisy.client import NoisyClient, at_hand
+from tessera.learning.training.noisy.local import NoisySequential
+from tessera.learning.training.noisy.steps import EachExample, NoisySteps, StepBatch
+from tessera.learning.training.noisy.user import clipped_update, noisy_update
+from tessera.learning.training.settings import LocalTraining
+from tessera.learning.training.vectorised import noisy as vectorised
+from tessera.learning.training.vectorised import step as step_module
+from tessera.learning.training.vectorised.noisy import NoisyVectorised, best_noisy
+from tessera.runs.learners import Trainer, choose_noisy
+from tests.learning.test_cohort import Clicks, WithBatchStatistics, cohort, examples, job
 
 SIZES = (9, 0, 1, 30, 2, 7)
 TRAINING = LocalTraining(batch=4, rate=0.2, table_rate=3.0)

@@ -17,20 +17,20 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.data.examples import SUBJECT, Examples
-from tessera.engines.noisy import OfSubjects
 from tessera.errors import ConfigError
 from tessera.learning.declaration import Local, Table
-from tessera.learning.local import Job, Trained
-from tessera.learning.local_training import LocalTraining
 from tessera.learning.models.factorization import Factorization, rating_loss
 from tessera.learning.module_tables import Tables
-from tessera.learning.noisy.client import NoisyClient
-from tessera.learning.noisy.factors import PENALTY, NoisyFactorizer
-from tessera.learning.noisy.steps import LEAST_NOISE, NoisySteps
-from tessera.learning.submodel import Submodel, TablePart
-from tessera.privacy.guarantee import Observer, Unit
-from tessera.privacy.mechanism import GaussianNoise
-from tessera.privacy.noise_setting import Drawn, NoiseSetting
+from tessera.learning.tables.submodel import Submodel, TablePart
+from tessera.learning.training.local import Job, Trained
+from tessera.learning.training.noisy.client import NoisyClient
+from tessera.learning.training.noisy.factors import PENALTY, NoisyFactorizer
+from tessera.learning.training.noisy.steps import LEAST_NOISE, NoisySteps
+from tessera.learning.training.settings import LocalTraining
+from tessera.privacy.dp.guarantee import Observer, Unit
+from tessera.privacy.dp.mechanism import GaussianNoise
+from tessera.privacy.dp.noise_setting import Drawn, NoiseSetting
+from tessera.runs.noisy import OfSubjects
 
 ITEMS, PEOPLE, FACTORS = 12, 5, 3
 RATED = {0: [2, 5, 5], 1: [5, 7, 8, 9], 3: [0], 4: [2, 3, 4, 7, 11]}

@@ -11,12 +11,12 @@ from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.declaration import Local, Table
-from tessera.learning.local import HomeFitting, Job
-from tessera.learning.local_training import LocalTraining
 from tessera.learning.models.refitted import Refitted, Refitter
 from tessera.learning.module_tables import Tables
 from tessera.learning.ratings import BIAS_SHARE, INTERCEPT
-from tessera.learning.submodel import Submodel, TablePart
+from tessera.learning.tables.submodel import Submodel, TablePart
+from tessera.learning.training.local import HomeFitting, Job
+from tessera.learning.training.settings import LocalTraining
 
 ITEMS, USERS, COLUMNS, PENALTY = 12, 4, 3, 2.0
 TRAINING = LocalTraining(batch=0, rate=0.5, decay=0.9, weight_decay=0.1, table_rate=0.2)

@@ -16,8 +16,8 @@ from tessera.errors import ConfigError
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.declaration import Table
 from tessera.learning.module_tables import Tables
-from tessera.learning.noisy import row_cut
-from tessera.learning.noisy.row_cut import RowCut, first_of
+from tessera.learning.training.noisy import row_cut
+from tessera.learning.training.noisy.row_cut import RowCut, first_of
 
 ROWS = 12
 MARK = "mark"

@@ -21,11 +21,11 @@ from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning import saved
 from tessera.learning.declaration import Derived, Local, Table
-from tessera.learning.initial import Normal
 from tessera.learning.module_tables import Tables
 from tessera.learning.predictor import Predictor
 from tessera.learning.saved import ABOUT, MAPS, STATE, load, save, state_of
 from tessera.learning.scores import evaluate
+from tessera.learning.tables.initial import Normal
 
 ITEMS, KINDS, USERS, WIDTH = 30, 4, 5, 3
 KIND_OF = np.arange(ITEMS) % KINDS

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.residual import LARGEST, Residual
 from tessera.learning.selection import (
     ROWS,
     Cut,
@@ -19,6 +18,7 @@ from tessera.learning.selection import (
     shapes_of,
     shapes_text,
 )
+from tessera.learning.training.residual import LARGEST, Residual
 
 UPDATES = st.lists(st.integers(-40, 40), min_size=12, max_size=12)
 

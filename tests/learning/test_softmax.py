@@ -15,16 +15,16 @@ from tessera.crypto.secret import Secret
 from tessera.data.examples import ClientData, Examples
 from tessera.data.speakers_like import speakers_like
 from tessera.errors import ConfigError
-from tessera.learning.cohort import best
 from tessera.learning.declaration import Derived, Table
-from tessera.learning.local import Job, Sequential, prepare
-from tessera.learning.local_training import LocalTraining
 from tessera.learning.models.next_word import NextWord
 from tessera.learning.module_tables import Tables
 from tessera.learning.ranking import RankMetric
 from tessera.learning.scores import evaluate
 from tessera.learning.softmax import CANDIDATES, Softmax, log_weights, ranked
-from tessera.learning.submodel import Submodel, TablePart
+from tessera.learning.tables.submodel import Submodel, TablePart
+from tessera.learning.training.local import Job, Sequential, prepare
+from tessera.learning.training.settings import LocalTraining
+from tessera.learning.training.vectorised import best
 from tessera.tasks import Recommended, Task, word_task
 
 WORDS, WIDTH = 40, 5

@@ -21,12 +21,12 @@ from numpy.testing import assert_array_equal
 
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
-from tessera.learning import store as store_module
-from tessera.learning.initial import Normal, Uniform, Zeros
-from tessera.learning.lazy_table import LazyTable
-from tessera.learning.store import ModelStore
-from tessera.learning.table_spec import TableSpec
-from tessera.learning.tables import DenseTable, StoredTable
+from tessera.learning.tables import store as store_module
+from tessera.learning.tables.initial import Normal, Uniform, Zeros
+from tessera.learning.tables.lazy_table import LazyTable
+from tessera.learning.tables.spec import TableSpec
+from tessera.learning.tables.store import ModelStore
+from tessera.learning.tables.stored import DenseTable, StoredTable
 
 PLAN = bytes(range(32))
 LARGEST = 2**64 - 1
@@ -226,9 +226,9 @@ CHILD = """
 import os, signal, sqlite3, sys
 from pathlib import Path
 import numpy as np
-from tessera.learning.store import ModelStore
-from tessera.learning.lazy_table import LazyTable
-from tessera.learning.table_spec import TableSpec
+from tessera.learning.tables.store import ModelStore
+from tessera.learning.tables.lazy_table import LazyTable
+from tessera.learning.tables.spec import TableSpec
 
 path, deadly, when, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 armed = False

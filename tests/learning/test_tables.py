@@ -18,13 +18,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
 
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning import initial as initial_module
-from tessera.learning.arrays import Floats, Ids
-from tessera.learning.derived_map import DerivedMap
-from tessera.learning.initial import Distribution, Given, Normal, Uniform, Zeros
-from tessera.learning.lazy_table import LazyTable
-from tessera.learning.table_spec import TableSpec
-from tessera.learning.tables import DenseTable, StoredTable
+from tessera.learning.tables import initial as initial_module
+from tessera.learning.tables.arrays import Floats, Ids
+from tessera.learning.tables.derived_map import DerivedMap
+from tessera.learning.tables.initial import Distribution, Given, Normal, Uniform, Zeros
+from tessera.learning.tables.lazy_table import LazyTable
+from tessera.learning.tables.spec import TableSpec
+from tessera.learning.tables.stored import DenseTable, StoredTable
 
 LARGEST = 2**64 - 1
 DISTRIBUTIONS = [Zeros(), Uniform(0.25), Normal(0.01)]
@@ -124,8 +124,8 @@ def test_a_batch_longer_than_one_chunk_is_the_sum_of_its_parts() -> None:
 def test_another_process_computes_the_same_rows() -> None:
     program = (
         "import hashlib, numpy as np\n"
-        "from tessera.learning.initial import Normal\n"
-        "from tessera.learning.table_spec import TableSpec\n"
+        "from tessera.learning.tables.initial import Normal\n"
+        "from tessera.learning.tables.spec import TableSpec\n"
         "table = TableSpec(name='goods', size=2**64 - 1, width=18, initial=Normal(0.1), seed=5)\n"
         "rows = table.initial_values(np.arange(0, 2**64 - 1, 2**53 - 111, dtype=np.uint64))\n"
         "print(rows.shape, hashlib.sha256(rows.tobytes()).hexdigest())\n"

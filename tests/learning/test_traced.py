@@ -7,20 +7,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.learning import test_cohort as clicks
-from tests.learning import test_softmax as words
 from torch import Tensor, nn
 
 from tessera.crypto.secret import Secret
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.cohort import Vectorised, traced
-from tessera.learning.cohort import learner as learner_module
-from tessera.learning.cohort.learner import Slots
-from tessera.learning.cohort.plan import lay_out
-from tessera.learning.cohort.traced import Traced
-from tessera.learning.local import Job, Loss, Sequential, click_loss, prepare
-from tessera.learning.local_training import LocalTraining
 from tessera.learning.module_tables import Tables
+from tessera.learning.training.local import Job, Loss, Sequential, click_loss, prepare
+from tessera.learning.training.settings import LocalTraining
+from tessera.learning.training.vectorised import Vectorised, traced
+from tessera.learning.training.vectorised import learner as learner_module
+from tessera.learning.training.vectorised.batches import lay_out
+from tessera.learning.training.vectorised.learner import Slots
+from tessera.learning.training.vectorised.traced import Traced
+from tests.learning import test_cohort as clicks
+from tests.learning import test_softmax as words
 
 TRAINING = LocalTraining(batch=2, rate=0.2, table_rate=2.0)
 

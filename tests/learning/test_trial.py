@@ -10,7 +10,7 @@ from torch import nn
 import tessera
 from tessera.data.taobao_like import taobao_like
 from tessera.errors import ConfigError
-from tessera.rounds.plan import Plan
+from tessera.plan import Plan
 
 DATA = taobao_like(users=20, items=60, examples=6, history=4)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
 
 from tessera.errors import ConfigError
-from tessera.privacy.accounting import (
+from tessera.privacy.dp.accounting import (
     as_curve,
     deltas_of,
     epsilon,
@@ -23,8 +23,8 @@ from tessera.privacy.accounting import (
     noise_for,
     rounds_within,
 )
-from tessera.privacy.guarantee import Adjacency
-from tessera.privacy.mechanism import FixedSizeNoise, GaussianNoise, NoAccount, PureLevel, Unseen
+from tessera.privacy.dp.guarantee import Adjacency
+from tessera.privacy.dp.mechanism import FixedSizeNoise, GaussianNoise, NoAccount, PureLevel, Unseen
 
 ADD = Adjacency.ADD_OR_REMOVE
 REPLACE = Adjacency.REPLACE
@@ -394,9 +394,9 @@ def test_without_the_library_the_extra_is_named_and_levels_still_work() -> None:
 import sys
 sys.modules["dp_accounting"] = None
 from tessera.errors import ConfigError
-from tessera.privacy.accounting import epsilon
-from tessera.privacy.guarantee import Adjacency
-from tessera.privacy.mechanism import GaussianNoise, PureLevel
+from tessera.privacy.dp.accounting import epsilon
+from tessera.privacy.dp.guarantee import Adjacency
+from tessera.privacy.dp.mechanism import GaussianNoise, PureLevel
 assert epsilon([(PureLevel(2.0), 1)], adjacency=Adjacency.ZERO_OUT, delta=0.0) == 2.0
 assert "scipy" not in sys.modules
 try:

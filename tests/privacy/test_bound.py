@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.errors import MisuseError
-from tessera.privacy.bound import CONDITIONS, Promise, in_words, naming_bound
-from tessera.privacy.exposure import TAOBAO, Holders
-from tessera.privacy.naming import pack, posterior
+from tessera.privacy.index.bound import CONDITIONS, Promise, in_words, naming_bound
+from tessera.privacy.index.exposure import TAOBAO, Holders
+from tessera.privacy.index.naming import pack, posterior
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tessera.errors import ConfigError
-from tessera.privacy.exposure import (
+from tessera.privacy.index.exposure import (
     TAOBAO,
     Cohort,
     Holders,
@@ -34,7 +34,7 @@ from tessera.privacy.exposure import (
     quorum_lost,
     quorum_missed,
 )
-from tessera.privacy.response import LEVELS, IndexPrivacy
+from tessera.privacy.index.response import LEVELS, IndexPrivacy
 
 PAPER = Cohort(clients=100, holders=TAOBAO)
 UNEVEN = IndexPrivacy(p1=0.9, p2=0.2, p3=0.7, p4=0.05)

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from tessera.errors import MisuseError
-from tessera.privacy.guarantee import (
+from tessera.privacy.dp.guarantee import (
     GIVEN_THE_UNION,
     Adjacency,
     Guarantee,

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.engines.charges import event_of, event_text
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
-from tessera.privacy import accounting
-from tessera.privacy.events import (
+from tessera.privacy.dp import accounting
+from tessera.privacy.dp.events import (
     THE_COUNTS,
     THE_METRICS,
     THE_ROWS,
@@ -23,11 +22,10 @@ from tessera.privacy.events import (
     ExactRelease,
     IndexAnswers,
 )
-from tessera.privacy.exposure import epsilon_after
-from tessera.privacy.guarantee import Adjacency, Observer, Trust, Unit
-from tessera.privacy.ledger import Ledger
-from tessera.privacy.mechanism import GaussianNoise, NoAccount, PureLevel
-from tessera.privacy.noise_setting import (
+from tessera.privacy.dp.guarantee import Adjacency, Observer, Trust, Unit
+from tessera.privacy.dp.ledger import Ledger
+from tessera.privacy.dp.mechanism import GaussianNoise, NoAccount, PureLevel
+from tessera.privacy.dp.noise_setting import (
     MARKS_MOVE,
     NoiseSetting,
     Sampling,
@@ -35,7 +33,9 @@ from tessera.privacy.noise_setting import (
     Visibility,
     row_moves,
 )
-from tessera.privacy.response import LEVELS, IndexPrivacy
+from tessera.privacy.index.exposure import epsilon_after
+from tessera.privacy.index.response import LEVELS, IndexPrivacy
+from tessera.services.journal_stores import event_of, event_text
 
 DELTA = 1e-5
 VECTOR = SummedVector(words=1000, bound=30_000.0, honest="if somebody is")

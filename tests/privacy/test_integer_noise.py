@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.errors import ConfigError, MisuseError
-from tessera.privacy.accounting import epsilon
-from tessera.privacy.guarantee import Adjacency
-from tessera.privacy.integer_noise import ORDERS, GaussianShares, SkellamNoise, epsilon_of
-from tessera.privacy.mechanism import GaussianNoise, NoAccount, PureLevel
+from tessera.privacy.dp.accounting import epsilon
+from tessera.privacy.dp.guarantee import Adjacency
+from tessera.privacy.dp.integer_noise import ORDERS, GaussianShares, SkellamNoise, epsilon_of
+from tessera.privacy.dp.mechanism import GaussianNoise, NoAccount, PureLevel
 
 pytest.importorskip("dp_accounting")
 

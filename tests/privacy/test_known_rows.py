@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tessera.cli import main as cli
-from tessera.privacy.known_rows import MEASURED, NOT_MEASURED, in_words, nearest
+from tessera.privacy.index.known_rows import MEASURED, NOT_MEASURED, in_words, nearest
 
 PLAN = 'scheme = "secure-submodel"\ncohort = 20\n[task]\nname = "taobao-like"\nusers = 40\n'
 

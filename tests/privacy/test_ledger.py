@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
-from tessera.privacy import accounting
-from tessera.privacy.conversion import Bounds
-from tessera.privacy.events import (
+from tessera.privacy.dp import accounting
+from tessera.privacy.dp.conversion import Bounds
+from tessera.privacy.dp.events import (
     THE_COUNTS,
     THE_METRICS,
     THE_SETUP_SUM,
@@ -27,17 +27,11 @@ from tessera.privacy.events import (
     seen,
     views,
 )
-from tessera.privacy.exposure import epsilon_after, epsilon_longitudinal, epsilon_per_round
-from tessera.privacy.guarantee import Adjacency, Observer, Trust, Unit
-from tessera.privacy.ledger import BudgetExceeded, Ledger, Limit
-from tessera.privacy.mechanism import (
-    FixedSizeNoise,
-    GaussianNoise,
-    Mechanism,
-    NoAccount,
-    Unseen,
-)
-from tessera.privacy.response import LEVELS, IndexPrivacy
+from tessera.privacy.dp.guarantee import Adjacency, Observer, Trust, Unit
+from tessera.privacy.dp.ledger import BudgetExceeded, Ledger, Limit
+from tessera.privacy.dp.mechanism import FixedSizeNoise, GaussianNoise, Mechanism, NoAccount, Unseen
+from tessera.privacy.index.exposure import epsilon_after, epsilon_longitudinal, epsilon_per_round
+from tessera.privacy.index.response import LEVELS, IndexPrivacy
 
 CPP2, CPP4 = LEVELS["cpp2"], LEVELS["cpp4"]
 

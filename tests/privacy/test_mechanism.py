@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tessera.errors import ConfigError, MisuseError
-from tessera.privacy.mechanism import (
+from tessera.privacy.dp.mechanism import (
     NEGLIGIBLE,
     FixedSizeNoise,
     GaussianNoise,

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.errors import MisuseError
-from tessera.privacy import holder_sets
-from tessera.privacy.exposure import TAOBAO, Holders, epsilon_after
-from tessera.privacy.naming import (
+from tessera.privacy.index import holder_sets
+from tessera.privacy.index.exposure import TAOBAO, Holders, epsilon_after
+from tessera.privacy.index.naming import (
     best_guesses,
     chance_of_guess,
     log_ratio_table,
@@ -23,8 +23,8 @@ from tessera.privacy.naming import (
     rate,
     size_prior,
 )
-from tessera.privacy.naming_simulation import Setting, simulate, transcripts, within
-from tessera.privacy.response import LEVELS, IndexPrivacy, Perturbation
+from tessera.privacy.index.naming_simulation import Setting, simulate, transcripts, within
+from tessera.privacy.index.response import LEVELS, IndexPrivacy, Perturbation
 
 ONE_STAGE = IndexPrivacy(p1=5 / 8, p2=3 / 8, p3=1.0, p4=0.0)  # CPP4's p5 and p6
 ONE_HOLDER = Holders.of({1: 1.0})

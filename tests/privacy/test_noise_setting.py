@@ -10,11 +10,11 @@ import pytest
 
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
-from tessera.privacy import accounting
-from tessera.privacy.guarantee import Adjacency, Observer, Trust, Unit
-from tessera.privacy.ledger import BudgetExceeded, Ledger
-from tessera.privacy.mechanism import FixedSizeNoise, GaussianNoise, Mechanism
-from tessera.privacy.noise_setting import (
+from tessera.privacy.dp import accounting
+from tessera.privacy.dp.guarantee import Adjacency, Observer, Trust, Unit
+from tessera.privacy.dp.ledger import BudgetExceeded, Ledger
+from tessera.privacy.dp.mechanism import FixedSizeNoise, GaussianNoise, Mechanism
+from tessera.privacy.dp.noise_setting import (
     Coins,
     Drawn,
     NoiseSetting,

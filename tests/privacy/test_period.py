@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tessera.crypto.entropy import ScriptedEntropy, SystemEntropy
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId, TableId
-from tessera.privacy.period import (
+from tessera.privacy.index.period import (
     Agreement,
     EarlyPeriod,
     FrozenPeriod,
@@ -27,7 +27,7 @@ from tessera.privacy.period import (
     freeze,
     must_not_be_early,
 )
-from tessera.privacy.response import LEVELS, IndexPrivacy, Perturbation, as_rows
+from tessera.privacy.index.response import LEVELS, IndexPrivacy, Perturbation, as_rows
 
 GOODS = TableId(0)
 UNION = np.arange(0, 60_000, 3, dtype=np.uint64)  # 20,000 rows

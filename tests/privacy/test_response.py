@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError
-from tessera.privacy.response import (
+from tessera.privacy.index.response import (
     LEAST,
     LEVELS,
     IndexPrivacy,

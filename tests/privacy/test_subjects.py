@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tessera.errors import ConfigError
-from tessera.privacy.mechanism import GaussianNoise
-from tessera.privacy.noise_setting import Drawn
-from tessera.privacy.subjects import (
+from tessera.privacy.dp.mechanism import GaussianNoise
+from tessera.privacy.dp.noise_setting import Drawn
+from tessera.privacy.dp.subjects import (
     Printed,
     PrintedNoise,
     SubjectSampler,

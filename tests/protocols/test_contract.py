@@ -15,19 +15,12 @@ import contract
 import harness
 import two_servers
 from contract import CHECKS, Case, Tape
+from tessera import wire
 from tessera.crypto.ring import Ring
-from tessera.engines.faults import Drop, Fault, Lie
-from tessera.engines.simulator import Simulator
 from tessera.errors import RoundAborted
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, TableId
-from tessera.protocols import stored, wire
 from tessera.protocols.machine import Aborted, Left, Outbound
-from tessera.protocols.plainsum import NamingRows, PlainClient, PlainRows, PlainServer
-from tessera.protocols.retrieval.client import RetrievalClient
-from tessera.protocols.retrieval.server import RetrievalHelper, RetrievalLeader
-from tessera.protocols.scatter.client import WriteClient
-from tessera.protocols.scatter.helper import WriteHelper
-from tessera.protocols.scatter.leader import WriteLeader
+from tessera.protocols.plain import NamingRows, PlainClient, PlainRows, PlainServer
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.params import GraphKind, Threat
@@ -41,6 +34,14 @@ from tessera.protocols.two_server.handshake import (
     LeaderHandshake,
 )
 from tessera.protocols.two_server.params import Read
+from tessera.protocols.two_server.read.client import RetrievalClient
+from tessera.protocols.two_server.read.server import RetrievalHelper, RetrievalLeader
+from tessera.protocols.two_server.write.client import WriteClient
+from tessera.protocols.two_server.write.helper import WriteHelper
+from tessera.protocols.two_server.write.leader import WriteLeader
+from tessera.simulation.faults import Drop, Fault, Lie
+from tessera.simulation.simulator import Simulator
+from tessera.wire import stored
 
 OTHER_PLAN = bytes(32)
 ROLES = (

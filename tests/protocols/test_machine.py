@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import recording
+from tessera import wire
 from tessera.errors import MisuseError, PeerError, ServerFault, WireError
 from tessera.ids import SERVER, ClientId, Party
-from tessera.protocols import wire
 from tessera.protocols.machine import Left, RoundOver, message_mark
 from tessera.protocols.secagg import client as client_side
 from tessera.protocols.secagg import server as server_side

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tessera.engines.runs import LAYOUT
 from tessera.rounds.events import RoundFinished, as_json
+from tessera.runs.folder import LAYOUT
 
 SCHEMES: Final = ("central", "fedavg", "submodel", "secure-fedavg", "secure-submodel")
 FINAL: Final = {

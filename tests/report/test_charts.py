@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.report import charts, style
+from tessera.report import charts, document
 from tessera.report.charts import FONT, LINE, Bar, LinearScale, ReferenceLine, Series, text_width
 
 values = st.floats(-1e6, 1e6).map(lambda v: round(v, 4))
@@ -343,7 +343,7 @@ def palette(sheet: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, value in pairs}
 
 
-@pytest.mark.parametrize("sheet", [style.LIGHT, style.DARK])
+@pytest.mark.parametrize("sheet", [document.LIGHT, document.DARK])
 def test_text_and_curves_have_enough_contrast(sheet: str) -> None:
     colours = palette(sheet)
     for ground in ("--page", "--panel"):
@@ -358,7 +358,7 @@ def test_text_and_curves_have_enough_contrast(sheet: str) -> None:
 
 def test_series_differ_without_colour() -> None:
     assert len(charts.PATTERNS) == charts.FILLS == len(set(charts.PATTERNS))
-    dashes = [dash for dash in style.DASHES if dash]
-    assert len(style.DASHES) == charts.SLOTS
+    dashes = [dash for dash in document.DASHES if dash]
+    assert len(document.DASHES) == charts.SLOTS
     assert len(set(dashes)) == len(dashes) == charts.SLOTS - 2  # two are solid, thin and thick
-    assert ".curve.c4 { stroke-width" in style.sheet()
+    assert ".curve.c4 { stroke-width" in document.sheet()

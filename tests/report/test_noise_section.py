@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from engines import raters
+from runs import raters
 from tessera.api import simulate
+from tessera.plan import DPPlan, Plan, SimulationPlan
 from tessera.report import page
 from tessera.report.lineup import load_all
 from tessera.report.sections.noise import noise, shares_of
-from tessera.rounds.plan import DPPlan, Plan, SimulationPlan
 
 
 @pytest.fixture(scope="module")

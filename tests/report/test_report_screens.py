@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from papers.cells import Cell
+from papers.fedmmf import page as fedmmf
+from papers.fedmmf.cells import GAINS, PAPER, TABLE_2
 from report import folders
 from tessera.audit.ratings.table import BINS
 from tessera.report import page as report
-from tessera.reproduce.cells import Cell
-from tessera.reproduce.fedmmf import page as fedmmf
-from tessera.reproduce.fedmmf.cells import GAINS, PAPER, TABLE_2
 
 BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome")
 SLOW: Final = pytest.mark.slow

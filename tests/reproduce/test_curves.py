@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from papers.sfsl import curves
 from tessera.cli import main as cli
 from tessera.errors import ConfigError
-from tessera.learning.local_training import LocalTraining
-from tessera.reproduce.sfsl import curves
-from tessera.rounds.plan import Scheme
+from tessera.learning.training.settings import LocalTraining
+from tessera.plan import Scheme
 
 TINY = {"users": 20, "items": 80, "examples": 8, "history": 4}
 

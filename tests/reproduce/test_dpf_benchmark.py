@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
+from papers.fsl import cells as fsl_cells
+from papers.fsl import measure as fsl
 from tessera.crypto import kernel
-from tessera.reproduce.fsl import cells as fsl_cells
-from tessera.reproduce.fsl import measure as fsl
 
 ROOT = Path(__file__).parents[2]
 FIELDS = {

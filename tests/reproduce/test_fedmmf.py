@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from papers.cells import Cell, Request
+from papers.fedmmf import bench as fedmmf
+from papers.fedmmf import cells as fedmmf_cells
+from papers.fedmmf import page
+from papers.fedmmf.bench import ML1M, ML100K, UA, Bench, RatingSource
+from papers.fedmmf.cells import GAINS, PAPER, TABLE_2, TABLE_3
+from papers.fedmmf.claims import FAILS, HOLDS, IN_PART, claims
+from papers.fedmmf.show import show
 from reproduce import films
 from tessera.audit.ratings.rank import ranking
 from tessera.cli import main as cli
-from tessera.reproduce.cells import Cell, Request
-from tessera.reproduce.fedmmf import bench as fedmmf
-from tessera.reproduce.fedmmf import cells as fedmmf_cells
-from tessera.reproduce.fedmmf import page
-from tessera.reproduce.fedmmf.bench import ML1M, ML100K, UA, Bench, RatingSource
-from tessera.reproduce.fedmmf.cells import GAINS, PAPER, TABLE_2, TABLE_3
-from tessera.reproduce.fedmmf.claims import FAILS, HOLDS, IN_PART, claims
-from tessera.reproduce.fedmmf.show import show
-from tessera.rounds.plan import Scheme
+from tessera.plan import Scheme
 
 PART = "--part", "table4,attacks,figure4,paths"
 

@@ -9,6 +9,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from papers import cells
+from papers.cells import Request
+from papers.fsl import cells as fsl_cells
+from papers.fsl import measure as fsl
+from papers.fsl.cells import T5, T5_SERVER, T6
+from papers.fsl.measure import KeyTimes, Metered, TwoServerMeasured
+from papers.sfsl import measure as sfsl
+from papers.sfsl.measure import Measured, RoundSetting
 from tessera.cli import main as cli
 from tessera.crypto import dpf, kernel
 from tessera.crypto.cuckoo import Layout, SimpleTable, bins_for, log2_failure
@@ -18,15 +26,6 @@ from tessera.crypto.forest import Values
 from tessera.crypto.ring import Ring
 from tessera.ids import HELPER, SERVER
 from tessera.protocols.machine import Outbound
-from tessera.reproduce import cells
-from tessera.reproduce.cells import Request
-from tessera.reproduce.fsl import cells as fsl_cells
-from tessera.reproduce.fsl import measure as fsl
-from tessera.reproduce.fsl.cells import T5, T5_SERVER, T6
-from tessera.reproduce.fsl.measure import KeyTimes, TwoServerMeasured
-from tessera.reproduce.fsl.meter import Metered
-from tessera.reproduce.sfsl import measure as sfsl
-from tessera.reproduce.sfsl.measure import Measured, RoundSetting
 
 SMALL = RoundSetting(clients=8, per_client=12, dense=30)
 ROW = Values(Ring(32), 18)

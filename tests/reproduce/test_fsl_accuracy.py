@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from engines import test_top as dense
+from papers.cells import Request
+from papers.fsl import accuracy
+from papers.fsl.accuracy import ACCURACY, ALL, BYTES, Selecting, Trial
 from rounds.two_server.test_top import task as rows_task
+from simulation import test_top as dense
 from tessera.errors import ConfigError
-from tessera.reproduce.cells import Request
-from tessera.reproduce.fsl import accuracy
-from tessera.reproduce.fsl.accuracy import ACCURACY, ALL, BYTES, Selecting, Trial
 
 ROWS = (
     Selecting(ALL, {}, 97.47, 10.0),

@@ -1,9 +1,9 @@
 """The part "index" of subject-dp: what counts as learnt, and plans that hold."""
 
-from tessera.engines.training import complete
-from tessera.privacy.guarantee import Observer, Unit
-from tessera.reproduce.subject_dp import rows
+from papers.subject_dp import rows
+from tessera.privacy.dp.guarantee import Observer, Unit
 from tessera.rounds import dp
+from tessera.runs.training import complete
 
 
 def test_a_row_is_learnt_if_it_is_closer_to_its_aim_than_to_where_it_began() -> None:

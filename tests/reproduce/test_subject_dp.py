@@ -8,28 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from papers.cells import Request
+from papers.subject_dp import cells as work
+from papers.subject_dp import market as data
+from papers.subject_dp import users
+from papers.subject_dp.biases import KeyedDraws, Learning, People, Release
+from papers.subject_dp.market import DELTA, RETAIL, Records, ShopData, market
+from papers.subject_dp.variants import NONE, VARIANTS, groups, noise_of_sum, run, setting_of
 from tessera.ids import RoundId
-from tessera.privacy.accounting import epsilon as epsilon_of
-from tessera.privacy.guarantee import Adjacency, Unit
-from tessera.privacy.mechanism import GaussianNoise
-from tessera.privacy.subjects import Printed, PrintedNoise
-from tessera.reproduce.cells import Request
-from tessera.reproduce.subject_dp import cells as work
-from tessera.reproduce.subject_dp import market as data
-from tessera.reproduce.subject_dp import users
-from tessera.reproduce.subject_dp.biases import Learning, People, Release
-from tessera.reproduce.subject_dp.draws import KeyedDraws
-from tessera.reproduce.subject_dp.market import RETAIL, Records, ShopData, market
-from tessera.reproduce.subject_dp.summary import DELTA
-from tessera.reproduce.subject_dp.variants import (
-    NONE,
-    VARIANTS,
-    groups,
-    noise_of_sum,
-    run,
-    setting_of,
-)
-from tessera.rounds.plan import TablePlan
+from tessera.plan import TablePlan
+from tessera.privacy.dp.accounting import epsilon as epsilon_of
+from tessera.privacy.dp.guarantee import Adjacency, Unit
+from tessera.privacy.dp.mechanism import GaussianNoise
+from tessera.privacy.dp.subjects import Printed, PrintedNoise
 
 SMALL = {"users": 300, "items": 40, "examples": 30, "history": 1}
 

@@ -7,33 +7,25 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines.cohort_training import TrainingOutcome, one_by_one
-from tessera.engines.contribution import contribution as noisy_contribution
-from tessera.engines.federation import Federation
-from tessera.engines.participant import Participant
-from tessera.engines.views import Views
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.learning.derived_map import DerivedMap
-from tessera.learning.initial import Uniform
-from tessera.learning.lazy_table import LazyTable
-from tessera.learning.submodel import ModelUpdate, Submodel, TableUpdate
-from tessera.learning.table_spec import TableSpec
-from tessera.privacy.period import MemoryPeriods
+from tessera.learning.tables.derived_map import DerivedMap
+from tessera.learning.tables.initial import Uniform
+from tessera.learning.tables.lazy_table import LazyTable
+from tessera.learning.tables.spec import TableSpec
+from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
+from tessera.plan import ModelPlan, Plan, PrivacyPlan, Scheme, SecurityPlan, TablePlan, UnionPlan
+from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.params import SecAggParams
 from tessera.protocols.secagg.server import Server
 from tessera.rounds.client import ClientRound
-from tessera.rounds.coins import simulated_coins
 from tessera.rounds.local_state import LocalState
-from tessera.rounds.plan import (
-    ModelPlan,
-    Plan,
-    PrivacyPlan,
-    Scheme,
-    SecurityPlan,
-    TablePlan,
-    UnionPlan,
-)
+from tessera.rounds.root import simulated_coins
+from tessera.runs.client_training import contribution as noisy_contribution
+from tessera.simulation.cohort_training import TrainingOutcome, one_by_one
+from tessera.simulation.federation import Federation
+from tessera.simulation.subcohort import Participant
+from tessera.simulation.views import Views
 
 GOODS, CATEGORIES, WIDTH, DENSE = 200, 12, 3, 5
 

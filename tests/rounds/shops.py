@@ -10,25 +10,25 @@ import numpy as np
 
 from rounds.population import DENSE, WIDTH, derived, plan, specs, sum_union
 from tessera.crypto.entropy import Entropy, ScriptedEntropy
-from tessera.engines.cohort_training import one_by_one
-from tessera.engines.federation import Federation
-from tessera.engines.participant import Participant
-from tessera.engines.two_server import TwoServerSetup
-from tessera.engines.views import Views
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
-from tessera.learning.initial import Uniform
-from tessera.learning.lazy_table import LazyTable
-from tessera.learning.submodel import ModelUpdate, Submodel, TableUpdate
-from tessera.learning.table_spec import TableSpec
-from tessera.privacy.period import MemoryPeriods
+from tessera.learning.tables.initial import Uniform
+from tessera.learning.tables.lazy_table import LazyTable
+from tessera.learning.tables.spec import TableSpec
+from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
+from tessera.plan import Plan, TablePlan, TwoServerPlan
+from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.secagg.identity import identities
 from tessera.protocols.two_server.key_period import MemoryStore, OwnKeys
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.local_state import LocalState
-from tessera.rounds.plan import Plan, TablePlan, TwoServerPlan
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound
+from tessera.simulation.cohort_training import one_by_one
+from tessera.simulation.federation import Federation
+from tessera.simulation.subcohort import Participant
+from tessera.simulation.two_server import TwoServerSetup
+from tessera.simulation.views import Views
 
 Break = Callable[[ModelUpdate], ModelUpdate | None]
 

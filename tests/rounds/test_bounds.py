@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from rounds.population import DENSE, federation, plan, trainer
 from tessera.ids import ClientId
-from tessera.learning.submodel import Submodel
+from tessera.learning.tables.submodel import Submodel
+from tessera.plan import UpdatePlan
 from tessera.rounds import encode
 from tessera.rounds.bounds import SumBounds
 from tessera.rounds.events import RoundAbort, RoundFinished
-from tessera.rounds.plan import UpdatePlan
 
 SCHEMES = ["fedavg", "submodel", "secure-fedavg", "secure-submodel", "two-server"]
 BY_ROWS = ["submodel", "secure-submodel", "two-server"]

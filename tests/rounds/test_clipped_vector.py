@@ -13,10 +13,10 @@ from hypothesis.extra import numpy as arrays
 
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError
-from tessera.learning.submodel import ModelUpdate, TableUpdate
+from tessera.learning.tables.submodel import ModelUpdate, TableUpdate
+from tessera.plan.noisy_vector import NoisyVector
 from tessera.rounds import clipped_vector as module
 from tessera.rounds.clipped_vector import clipped_vector
-from tessera.rounds.plan.noisy_vector import NoisyVector
 
 COINS = Secret(bytes(32))
 VECTOR = NoisyVector(

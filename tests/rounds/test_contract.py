@@ -15,22 +15,22 @@ import contract
 from contract import CHECKS, Case, Tape, Wake
 from rounds.population import DENSE, derived, holdings, plan, specs, trainer
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines.cohort_training import between_messages
-from tessera.engines.faults import Drop, Fault, Lie
-from tessera.engines.simulator import Simulator
 from tessera.ids import SERVER, ClientId, Party, RoundId
-from tessera.learning.lazy_table import LazyTable
-from tessera.privacy.period import MemoryPeriods
+from tessera.learning.tables.lazy_table import LazyTable
+from tessera.plan import DPPlan, NoiseFrom, Plan, UpdatePlan
+from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.machine import Left
 from tessera.protocols.secagg.identity import identities
 from tessera.rounds.client import ClientRound
 from tessera.rounds.client_states import NotStarted, TrainedModel
 from tessera.rounds.local_state import LocalState
-from tessera.rounds.plan import DPPlan, NoiseFrom, Plan, UpdatePlan
 from tessera.rounds.server import RoundStopped, ServerRound
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound
+from tessera.simulation.cohort_training import between_messages
+from tessera.simulation.faults import Drop, Fault, Lie
+from tessera.simulation.simulator import Simulator
 
 COHORT, ROUND = 4, RoundId(1)
 ENTROPY = ScriptedEntropy(b"contract of rounds")

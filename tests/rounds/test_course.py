@@ -12,24 +12,23 @@ import pytest
 from rounds.population import DENSE, derived, federation, members, plan, specs, trainer
 from rounds.shops import finished, model_of, two_server_plan
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines.cohort_training import between_messages
-from tessera.engines.dropouts import random_dropouts
-from tessera.engines.faults import Drop
-from tessera.engines.simulator import Simulator
-from tessera.engines.two_server import TwoServerSetup
 from tessera.errors import ConfigError, MisuseError, RoundAborted
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import ServerStep
-from tessera.learning.lazy_table import LazyTable
-from tessera.learning.store import ModelStore
+from tessera.learning.tables.lazy_table import LazyTable
+from tessera.learning.tables.store import ModelStore
+from tessera.plan import Plan, SimulationPlan
 from tessera.protocols.secagg.identity import identities
 from tessera.rounds import schemes
 from tessera.rounds.course import Course, DrawnRound, HelperCourse, PartOutcome, RoundPart
 from tessera.rounds.events import RoundAbort, RoundFinished
-from tessera.rounds.plan import Plan, SimulationPlan
 from tessera.rounds.roles import ClientParty, ServerParty
 from tessera.rounds.schemes import SCHEMES
 from tessera.rounds.server_model import ServerModel
+from tessera.simulation.cohort_training import between_messages
+from tessera.simulation.faults import Drop, random_dropouts
+from tessera.simulation.simulator import Simulator
+from tessera.simulation.two_server import TwoServerSetup
 
 CLIENTS = 10
 ENTROPY = ScriptedEntropy(b"population")

@@ -12,10 +12,10 @@ from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError
 from tessera.ids import ClientId, StageId
 from tessera.learning.averaging import Average
-from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
+from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart
+from tessera.plan import Plan, UpdatePlan
 from tessera.protocols.secagg.phases import StageSum, TableSum
 from tessera.rounds import encode, select
-from tessera.rounds.plan import Plan, UpdatePlan
 
 COINS = Secret(bytes(range(32)))
 ROWS = np.array([2, 3, 40], dtype=np.uint64)

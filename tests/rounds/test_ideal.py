@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from rounds.population import GOODS, federation, plan
-from tessera.engines.dropouts import dropout_places, random_dropouts
-from tessera.engines.faults import Delay, Drop
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId
+from tessera.plan import SimulationPlan
 from tessera.rounds.events import RoundAbort, RoundFinished
-from tessera.rounds.plan import SimulationPlan
+from tessera.simulation.faults import Delay, Drop, dropout_places, random_dropouts
 
 SAMPLED = SimulationPlan(crypto="sampled", crypto_every=10_000)
 """Round 0 is real, all others are ideal."""

@@ -11,15 +11,15 @@ from dataclasses import fields
 import pytest
 
 from rounds.population import federation, members, plan
+from tessera import wire
 from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId
-from tessera.privacy.response import LEVELS
-from tessera.protocols import wire
+from tessera.plan import Sharing
+from tessera.privacy.index.response import LEVELS
 from tessera.protocols.secagg.messages import RevealedSet
 from tessera.rounds import local_state
 from tessera.rounds.events import RoundFinished
 from tessera.rounds.local_state import LocalState, check_rows
-from tessera.rounds.plan import Sharing
 
 CHOICES = {
     "sharing": Sharing.PLAIN,

@@ -12,18 +12,18 @@ from rounds.shops import finished, model_of, one_table, shop
 from tessera.crypto.entropy import RootedEntropy, ScriptedEntropy
 from tessera.crypto.noise import discrete_gaussian
 from tessera.crypto.prg import Label, Stream
-from tessera.engines.faults import Drop
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
 from tessera.learning.quantize import signed
-from tessera.privacy.guarantee import Observer, Unit
-from tessera.privacy.integer_noise import GaussianShares
-from tessera.privacy.ledger import Ledger
-from tessera.protocols.scatter import sums
+from tessera.plan import DPPlan, NoiseFrom, Plan, SimulationPlan, UpdatePlan
+from tessera.privacy.dp.guarantee import Observer, Unit
+from tessera.privacy.dp.integer_noise import GaussianShares
+from tessera.privacy.dp.ledger import Ledger
+from tessera.protocols.two_server.write import sums
 from tessera.rounds import dp, encode
 from tessera.rounds.clipped_vector import noise_stream
 from tessera.rounds.events import RoundAbort, RoundFinished
-from tessera.rounds.plan import DPPlan, NoiseFrom, Plan, SimulationPlan, UpdatePlan
 from tessera.rounds.root import draw_root
+from tessera.simulation.faults import Drop
 
 ROWS, COHORT = 30, 9
 HELD = {c: [c, c + 1, 20] for c in range(COHORT)}

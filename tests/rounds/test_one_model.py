@@ -14,15 +14,15 @@ import pytest
 
 from rounds import population
 from rounds.population import DENSE, GOODS, derived, plan, specs
+from tessera import wire
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import ConfigError, PeerError, RoundAborted, ServerFault
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.learning.lazy_table import LazyTable
-from tessera.learning.submodel import ModelUpdate, TableUpdate
-from tessera.privacy.period import MemoryPeriods
-from tessera.privacy.response import LEVELS
-from tessera.protocols import wire
-from tessera.protocols.secagg import groups, mask_streams
+from tessera.learning.tables.lazy_table import LazyTable
+from tessera.learning.tables.submodel import ModelUpdate, TableUpdate
+from tessera.privacy.index.period import MemoryPeriods
+from tessera.privacy.index.response import LEVELS
+from tessera.protocols.secagg import groups, masking
 from tessera.protocols.secagg.binding import NOTHING
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.identity import identities
@@ -41,8 +41,8 @@ THREATS = ["semi-honest", "active"]
 
 def masks_follow_from_the_roster_only(monkeypatch) -> None:
     """The rule off: pair masks are the same whatever the two clients were sent."""
-    secret = mask_streams.pair_secret
-    monkeypatch.setattr(mask_streams, "pair_secret", lambda *given: secret(*given[:5], NOTHING))
+    secret = masking.pair_secret
+    monkeypatch.setattr(masking, "pair_secret", lambda *given: secret(*given[:5], NOTHING))
 
 
 def any_model_is_fit(monkeypatch) -> None:
@@ -306,7 +306,7 @@ def test_where_clients_name_different_rows_an_active_server_is_refused(
         settings(security={"threat": "active"})
     assert "semi-honest" in refused.value.hint
 
-    monkeypatch.setattr("tessera.rounds.plan.plan.check_liars", lambda plan: None)
+    monkeypatch.setattr("tessera.plan.plan.check_liars", lambda plan: None)
     monkeypatch.setitem(globals(), "VICTIM", ClientId(victim))
     no_row_has_a_group(monkeypatch)
     broken = Attack(settings(security={"threat": "active"}), rows=7.0, told=(ClientId(victim),))

@@ -13,9 +13,9 @@ from rounds.shops import Roles
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
-from tessera.learning.lazy_table import LazyTable
+from tessera.learning.tables.lazy_table import LazyTable
+from tessera.plan import Plan, Scheme
 from tessera.rounds.client import ClientRound
-from tessera.rounds.plan import Plan, Scheme
 from tessera.rounds.server import ServerRound
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound

@@ -11,23 +11,22 @@ from hypothesis import strategies as st
 
 from rounds import population
 from rounds.population import GOODS, contribution, derived, federation, plan
+from tessera import wire
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines.dropouts import random_dropouts
-from tessera.engines.faults import Drop
-from tessera.engines.views import Views
 from tessera.errors import ConfigError, MisuseError, ServerFault
 from tessera.ids import SERVER, ClientId, RoundId, TableId
-from tessera.privacy.events import ExactRelease, IndexAnswers
-from tessera.privacy.ledger import BudgetExceeded, Ledger
-from tessera.privacy.period import EarlyPeriod
-from tessera.privacy.response import IndexPrivacy
-from tessera.protocols import wire
+from tessera.plan import Scheme
+from tessera.privacy.dp.events import ExactRelease, IndexAnswers
+from tessera.privacy.dp.ledger import BudgetExceeded, Ledger
+from tessera.privacy.index.period import EarlyPeriod
+from tessera.privacy.index.response import IndexPrivacy
 from tessera.protocols.union.decoys import Listed, WholeTable
 from tessera.rounds import encode
 from tessera.rounds.client import ClientRound
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.messages import UnionOpened, most_union_bytes
-from tessera.rounds.plan import Scheme
+from tessera.simulation.faults import Drop, random_dropouts
+from tessera.simulation.views import Views
 
 PAPERS = {"decoys": 0.0, "min_group": 1, "insecure_small_groups": True}
 

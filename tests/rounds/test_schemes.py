@@ -15,7 +15,8 @@ from tessera.audit.record import Record
 from tessera.cli import init as init_command
 from tessera.cli import main as cli
 from tessera.errors import ConfigError
-from tessera.privacy import naming_forecast as naming_draws
+from tessera.plan import Plan, PrivacyPlan, Scheme, TaskPlan, UnionPlan
+from tessera.privacy.index import naming_simulation as naming_draws
 from tessera.report import page
 from tessera.report.figures import RunFigures
 from tessera.report.sections import costs, summary, trust
@@ -23,7 +24,6 @@ from tessera.rounds import schemes
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.forecast.naming import naming_forecast
 from tessera.rounds.phases import CATEGORIES
-from tessera.rounds.plan import Plan, PrivacyPlan, Scheme, TaskPlan, UnionPlan
 from tessera.rounds.schemes import SCHEMES, Knowledge, Rows, SchemeEntry, Sums
 from tessera.tasks import Task, load
 

@@ -10,22 +10,22 @@ import pytest
 
 from rounds.shops import alike, finished, model_of, one_table, shop
 from tessera.crypto.entropy import RootedEntropy, ScriptedEntropy
-from tessera.engines.bundle import check_deployable
-from tessera.engines.faults import Drop
-from tessera.engines.views import Views
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import TableMean
-from tessera.privacy import accounting
-from tessera.privacy.guarantee import Adjacency, Observer, Unit
-from tessera.privacy.mechanism import GaussianNoise
+from tessera.plan import DPPlan, NoiseFrom, Plan, SimulationPlan, UpdatePlan
+from tessera.plan.drawn_cohort import GIVEN_UP, LONGER, boundary, fewest_drawn, most_drawn
+from tessera.privacy.dp import accounting
+from tessera.privacy.dp.guarantee import Adjacency, Observer, Unit
+from tessera.privacy.dp.mechanism import GaussianNoise
 from tessera.rounds import cohorts, dp
 from tessera.rounds.cohorts import Cohorts, drawn_in_secret
 from tessera.rounds.course import Course
 from tessera.rounds.encode import RoundResult, by_expected
 from tessera.rounds.events import RoundAbort, RoundFinished, RoundStarted
-from tessera.rounds.plan import DPPlan, NoiseFrom, Plan, SimulationPlan, UpdatePlan
-from tessera.rounds.plan.drawn_cohort import GIVEN_UP, LONGER, boundary, fewest_drawn, most_drawn
+from tessera.services.bundle import check_deployable
+from tessera.simulation.faults import Drop
+from tessera.simulation.views import Views
 
 ROWS, CLIENTS, SHARE, COHORT = 40, 44, 0.5, 22
 HELD = {c: sorted({c % ROWS, (c + 1) % ROWS, 20}) for c in range(CLIENTS)}
@@ -339,7 +339,7 @@ def test_between_two_servers_no_message_to_a_client_says_how_many_there_are(
 
 def shop_with_noise(plan: Plan, views: Views):
     """A shop whose trainer takes the place of one that clips, where a server adds the noise."""
-    from tessera.engines import federation
+    from tessera.simulation import federation
 
     class Noisy(federation.Federation):
         def __init__(self, *given, **more) -> None:

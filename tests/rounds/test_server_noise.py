@@ -17,18 +17,18 @@ from rounds.shops import finished, model_of, one_table, shop
 from tessera.crypto.entropy import ScriptedEntropy, SystemEntropy
 from tessera.crypto.noise import discrete_gaussian
 from tessera.crypto.prg import Label
-from tessera.engines.faults import Drop
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.quantize import signed
-from tessera.privacy.guarantee import Observer, Unit
-from tessera.privacy.mechanism import GaussianNoise
+from tessera.plan import DPPlan, NoiseFrom, Plan, SimulationPlan, UpdatePlan
+from tessera.privacy.dp.guarantee import Observer, Unit
+from tessera.privacy.dp.mechanism import GaussianNoise
 from tessera.protocols.machine import RoundOutcome
-from tessera.rounds import dp, encode, farewell, server
+from tessera.rounds import dp, encode, messages, server
 from tessera.rounds.clipped_vector import noise_stream, within_bound
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.forecast import Forecast
-from tessera.rounds.plan import DPPlan, NoiseFrom, Plan, SimulationPlan, UpdatePlan
 from tessera.rounds.root import draw_root
+from tessera.simulation.faults import Drop
 
 ROWS, COHORT, VICTIM, LIAR = 12, 5, ClientId(1), ClientId(3)
 HELD = {c: [c, c + 1, 9] for c in range(COHORT)}
@@ -108,13 +108,13 @@ def test_what_clients_are_told_follows_from_noisy_words(monkeypatch) -> None:
     plan = planned("secure-fedavg")
     lying(monkeypatch, 1 << (plan.ring.bits - 1))  # far beyond
     seen = []
-    honest = farewell.RoundOver.of
+    honest = messages.RoundOver.of
     monkeypatch.setattr(
-        farewell.RoundOver, "of", lambda *given: seen.append(given[1:]) or honest(*given)
+        messages.RoundOver, "of", lambda *given: seen.append(given[1:]) or honest(*given)
     )
     (end,) = finished(attacked(plan, there=True, seed=0), 1)
-    assert isinstance(end, RoundAbort) and end.reason == farewell.OUT_OF_BOUNDS
-    assert (RoundOutcome.LEFT_OUT, farewell.OUT_OF_BOUNDS) in seen
+    assert isinstance(end, RoundAbort) and end.reason == messages.OUT_OF_BOUNDS
+    assert (RoundOutcome.LEFT_OUT, messages.OUT_OF_BOUNDS) in seen
 
 
 # --- at the wrap ----------------------------------------------------------------------------------

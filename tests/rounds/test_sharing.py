@@ -9,10 +9,10 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from rounds.population import GOODS, federation, plan
-from tessera.engines.faults import Drop
 from tessera.errors import ConfigError
+from tessera.plan import Scheme, Sharing, SimulationPlan, UpdatePlan
 from tessera.rounds.events import RoundFinished
-from tessera.rounds.plan import Scheme, Sharing, SimulationPlan, UpdatePlan
+from tessera.simulation.faults import Drop
 
 ROWS = UpdatePlan(average="rows")
 EVERYTHING = {"level": "cpp5", "decoys": 0.0}

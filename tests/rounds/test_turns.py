@@ -10,15 +10,15 @@ import pytest
 
 from rounds.population import GOODS, federation, plan
 from rounds.shops import Roles, finished, two_server_plan
+from tessera import wire
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.engines.faults import Delay
-from tessera.engines.views import Views
 from tessera.errors import ServerFault
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.protocols import wire
+from tessera.plan import Plan
 from tessera.rounds.client import ClientRound
 from tessera.rounds.messages import Download, UnionOpened
-from tessera.rounds.plan import Plan
+from tessera.simulation.faults import Delay
+from tessera.simulation.views import Views
 
 ME: Final = ClientId(0)
 SEED: Final = b"roles"

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.errors import MisuseError
-from tessera.privacy.mechanism import GaussianNoise
+from tessera.privacy.dp.mechanism import GaussianNoise
 
 Values = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]

@@ -27,16 +27,16 @@ from tessera.audit.canary_training import (
 from tessera.audit.finding import LEVEL, Finding, FindingUnit
 from tessera.audit.row_canaries import observe_rows
 from tessera.crypto.entropy import Entropy, SystemEntropy
-from tessera.engines.noisy import noisy_steps
 from tessera.ids import SERVER
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.noisy.steps import NoisySteps
-from tessera.privacy.guarantee import Observer, Trust, Unit
-from tessera.privacy.mechanism import GaussianNoise
-from tessera.privacy.noise_setting import NoiseSetting
-from tessera.privacy.subjects import Printed
+from tessera.learning.training.noisy.steps import NoisySteps
+from tessera.plan import Plan
+from tessera.privacy.dp.guarantee import Observer, Trust, Unit
+from tessera.privacy.dp.mechanism import GaussianNoise
+from tessera.privacy.dp.noise_setting import NoiseSetting
+from tessera.privacy.dp.subjects import Printed
 from tessera.rounds import dp
-from tessera.rounds.plan import Plan
+from tessera.runs.noisy import noisy_steps
 
 CANARIES: Final = 500
 RELEASES: Final = 50

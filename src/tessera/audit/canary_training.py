@@ -25,29 +25,29 @@ from tessera.crypto.noise import discrete_gaussian
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.data.examples import SUBJECT, Examples
-from tessera.engines.noisy import OfSubjects, PrintedBatches
 from tessera.errors import MisuseError
 from tessera.ids import SERVER, ClientId, RoundId, StageId, TableId
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.cohort.noisy import NoisyVectorised
 from tessera.learning.declaration import Table
-from tessera.learning.local import Job, Trained
-from tessera.learning.local_training import LocalTraining
 from tessera.learning.module_tables import Tables
-from tessera.learning.noisy.steps import EachExample, NoisySteps
-from tessera.learning.noisy.user import clipped_update, noisy_update
-from tessera.learning.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
-from tessera.privacy.guarantee import Observer, Unit
-from tessera.privacy.mechanism import GaussianNoise
-from tessera.privacy.noise_setting import Drawn, NoiseSetting
-from tessera.protocols.index_set import client_array
+from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
+from tessera.learning.training.local import Job, Trained
+from tessera.learning.training.noisy.steps import EachExample, NoisySteps
+from tessera.learning.training.noisy.user import clipped_update, noisy_update
+from tessera.learning.training.settings import LocalTraining
+from tessera.learning.training.vectorised.noisy import NoisyVectorised
+from tessera.plan import NoisyRows, Plan, Scheme, TablePlan
+from tessera.privacy.dp.guarantee import Observer, Unit
+from tessera.privacy.dp.mechanism import GaussianNoise
+from tessera.privacy.dp.noise_setting import Drawn, NoiseSetting
 from tessera.protocols.secagg.phases import StageSum, TableSum
 from tessera.rounds import dp
 from tessera.rounds.clipped_vector import clipped_vector, noise_stream
 from tessera.rounds.cohorts import drawn_in_secret
 from tessera.rounds.encode import means
 from tessera.rounds.noisy_sum import noisy_total
-from tessera.rounds.plan import NoisyRows, Plan, Scheme, TablePlan
+from tessera.runs.noisy import OfSubjects, PrintedBatches
+from tessera.wire.index_set import client_array
 
 TABLE: Final = "rows"
 FIELD: Final = "row"

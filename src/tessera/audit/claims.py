@@ -1,10 +1,10 @@
 """Claims: the most that a plan allows a guess at a row's holder to be right.
 
-*Fixed groups*: the naming bound B (`privacy/bound.py`), whatever the observer does and for any
-number of rounds. *Levels of the papers* (randomised answers with a finite epsilon): B = 1, so that
-the plan says "named"; what it prints beside that is a level of the answers, and the run is held
-against that: how often a guess from the answers alone is right, and at most how sure it can be.
-Everywhere else nothing is claimed.
+*Fixed groups*: the naming bound B (`privacy/index/bound.py`), whatever the observer does and for
+any number of rounds. *Levels of the papers* (randomised answers with a finite epsilon): B = 1, so
+that the plan says "named"; what it prints beside that is a level of the answers, and the run is
+held against that: how often a guess from the answers alone is right, and at most how sure it can
+be. Everywhere else nothing is claimed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import numpy.typing as npt
 from tessera.audit.evidence import Circle
 from tessera.audit.transcript import Meeting
 from tessera.ids import ClientId
-from tessera.privacy import exposure
-from tessera.privacy.bound import naming_bound
-from tessera.privacy.naming import Floats, best_guesses, log_ratio_table
+from tessera.plan import Plan
+from tessera.privacy.index import exposure
+from tessera.privacy.index.bound import naming_bound
+from tessera.privacy.index.naming import Floats, best_guesses, log_ratio_table
 from tessera.rounds import schemes
-from tessera.rounds.plan import Plan
 
 Answered = npt.NDArray[np.int64]
 

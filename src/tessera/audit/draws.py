@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tessera.audit.transcript import Clients
 from tessera.ids import ClientId
-from tessera.privacy.naming import Floats
+from tessera.privacy.index.naming import Floats
 
 Drawn = Callable[[int, ClientId, int], npt.NDArray[np.int64]]
 """(round, client, how many examples it has) -> the places of those that are drawn."""

@@ -25,10 +25,10 @@ from tessera.audit.finding import ClusteredTrials, Finding
 from tessera.audit.population import shares
 from tessera.audit.record import RoundView, Truth
 from tessera.ids import ClientId, RoundId
-from tessera.learning.arrays import Ids
-from tessera.privacy.exposure import Cohort, RowCounts, expected_rows, left_behind
+from tessera.learning.tables.arrays import Ids
+from tessera.plan import Plan
+from tessera.privacy.index.exposure import Cohort, RowCounts, expected_rows, left_behind
 from tessera.protocols.union.decoys import decoy_count
-from tessera.rounds.plan import Plan
 
 
 @dataclass(slots=True)

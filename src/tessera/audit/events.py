@@ -16,9 +16,9 @@ from tessera.audit.finding import ClusteredTrials, Finding
 from tessera.audit.population import HolderCounts
 from tessera.audit.record import RoundView, Truth
 from tessera.ids import RoundId
-from tessera.privacy import exposure
-from tessera.privacy.exposure import Cohort
-from tessera.rounds.plan import Plan
+from tessera.plan import Plan
+from tessera.privacy.index import exposure
+from tessera.privacy.index.exposure import Cohort
 
 
 @dataclass(slots=True)

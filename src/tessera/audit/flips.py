@@ -15,8 +15,8 @@ import numpy as np
 from tessera.audit.finding import ClusteredTrials, Finding
 from tessera.audit.record import RoundView, Truth
 from tessera.ids import ClientId
-from tessera.learning.arrays import Ids
-from tessera.rounds.plan import Plan
+from tessera.learning.tables.arrays import Ids
+from tessera.plan import Plan
 
 
 def answers_stay(plan: Plan) -> bool:

@@ -18,7 +18,7 @@ from tessera.audit.evidence import Circle
 from tessera.audit.finding import ClusteredTrials, Finding
 from tessera.audit.links import Indices
 from tessera.audit.transcript import Bits
-from tessera.privacy.naming import CONFIDENT, DIGITS, NAMED, Floats, best_guesses
+from tessera.privacy.index.naming import CONFIDENT, DIGITS, NAMED, Floats, best_guesses
 
 BEST_GUESS: Final = "best guess at a row's holder"
 CONFIDENT_GUESS: Final = "the most confident 1 %"

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.ids import ClientId
-from tessera.learning.arrays import Ids
-from tessera.privacy import exposure
-from tessera.privacy.response import IndexPrivacy
+from tessera.learning.tables.arrays import Ids
+from tessera.privacy.index import exposure
+from tessera.privacy.index.response import IndexPrivacy
 
 Counts = npt.NDArray[np.int64]
 

@@ -18,9 +18,9 @@ from tessera.audit.history import History, RevealedSets, log_ratio
 from tessera.audit.population import HolderCounts
 from tessera.audit.record import RoundView, Truth
 from tessera.ids import ClientId, RoundId
-from tessera.privacy.exposure import Cohort, at_least, counted
-from tessera.privacy.response import IndexPrivacy
-from tessera.rounds.plan import Plan
+from tessera.plan import Plan
+from tessera.privacy.index.exposure import Cohort, at_least, counted
+from tessera.privacy.index.response import IndexPrivacy
 
 
 def sole_holder(privacy: IndexPrivacy, cohort: Cohort) -> float:

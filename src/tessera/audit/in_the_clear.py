@@ -17,9 +17,9 @@ import numpy as np
 from tessera.audit.finding import ClusteredTrials, Finding
 from tessera.audit.record import Truth
 from tessera.ids import ClientId
-from tessera.learning.arrays import Ids
-from tessera.protocols.plainsum import PlainInput, PlainRows, SparsePlainInput
-from tessera.rounds.plan import Plan
+from tessera.learning.tables.arrays import Ids
+from tessera.plan import Plan
+from tessera.protocols.plain import PlainInput, PlainRows, SparsePlainInput
 
 READ: Final = "in the clear: a client's rows, read by the server"
 EVERYTHING: Final = (

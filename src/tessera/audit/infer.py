@@ -20,8 +20,8 @@ import numpy.typing as npt
 from tessera.audit.finding import LEVEL, Finding, FindingUnit, wilson
 from tessera.audit.history import History, RevealedSets, log_ratio
 from tessera.audit.record import RoundView, Truth
-from tessera.privacy import exposure
-from tessera.rounds.plan import Plan
+from tessera.plan import Plan
+from tessera.privacy.index import exposure
 
 ROUNDS: Final = (1, 2, 3, 5, 10, 20, 50, 100)
 ENOUGH: Final = 200

@@ -25,9 +25,9 @@ import numpy.typing as npt
 from tessera.audit.finding import ClusteredTrials, Finding
 from tessera.audit.record import RoundView, Truth
 from tessera.ids import ClientId
-from tessera.learning.arrays import Ids
+from tessera.learning.tables.arrays import Ids
+from tessera.plan import Plan
 from tessera.protocols.union.decoys import decoy_count
-from tessera.rounds.plan import Plan
 
 SET_SPREAD: Final = 0.01
 """How far the share of real rows among pinned ones may lie from its mean for one population's sets.

@@ -14,7 +14,7 @@ from tessera.audit.finding import ClusteredTrials, Finding
 from tessera.audit.record import Truth
 from tessera.audit.two_server_view import TwoServerView
 from tessera.ids import ClientId, RoundId
-from tessera.rounds.plan import Plan
+from tessera.plan import Plan
 
 ABSENT: Final = "key period: rows of whoever is missing in a later round show"
 REKEYED: Final = "key period: rows of whoever came or went at a re-keying show"

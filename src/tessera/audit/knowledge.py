@@ -23,10 +23,10 @@ from tessera.data.examples import Examples
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.local import drawn
-from tessera.learning.own_rows import first_rows
-from tessera.privacy.naming import Floats
-from tessera.rounds.plan import Plan
+from tessera.learning.tables.own_rows import first_rows
+from tessera.learning.training.local import drawn
+from tessera.plan import Plan
+from tessera.privacy.index.naming import Floats
 from tessera.tasks import Task
 
 

@@ -1,6 +1,6 @@
 """Naming: whose a row is, from everything that all rounds of a run show.
 
-Four attacks, each as good as `privacy/naming.py` makes it:
+Four attacks, each as good as `privacy/index/naming.py` makes it:
 
 - *counts against answers*, by the server. A count is positive exactly if a holder is in its sum, so
   that over the rounds the counts of a row copy its holder's own answers and presence.
@@ -15,7 +15,7 @@ Four attacks, each as good as `privacy/naming.py` makes it:
 Each is held against what the plan claims for a guess (`claims.py`), twice: the share of right best
 guesses over all (row, holder) pairs, and the most confident 1 % of the guesses, since a mean hides
 the few who are named for certain. Prior numbers of holders are the true ones, as the formulas of
-`privacy/exposure.py` take them.
+`privacy/index/exposure.py` take them.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from tessera.audit.transcript import Meeting, Transcript
 from tessera.audit.two_server import EITHER
 from tessera.audit.two_server_view import TwoServerView
 from tessera.ids import SERVER, ClientId
-from tessera.learning.arrays import Ids
-from tessera.privacy.naming import Floats
+from tessera.learning.tables.arrays import Ids
+from tessera.plan import Plan
+from tessera.privacy.index.naming import Floats
 from tessera.rounds import schemes
-from tessera.rounds.plan import Plan
 from tessera.rounds.schemes import Rows
 
 COUNTS: Final = "counts against answers"

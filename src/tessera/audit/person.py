@@ -18,12 +18,12 @@ from tessera.audit.in_the_clear import ClearRows
 from tessera.audit.naming import LINKS, NamingAttacks
 from tessera.audit.record import Truth, decoded, replays
 from tessera.audit.two_server_view import leader_view
-from tessera.engines.views import ViewEntry
 from tessera.ids import ClientId, RoundId
-from tessera.learning.arrays import Ids
-from tessera.privacy.naming import DIGITS, NAMED, Floats, chance_of_guess
+from tessera.learning.tables.arrays import Ids
+from tessera.plan import Plan
+from tessera.privacy.index.naming import DIGITS, NAMED, Floats, chance_of_guess
 from tessera.rounds import schemes
-from tessera.rounds.plan import Plan
+from tessera.simulation.views import ViewEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

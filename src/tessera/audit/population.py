@@ -1,6 +1,6 @@
 """Population: how many clients hold a row, counted from the truth, for the plan's claims.
 
-The formulas of `privacy/exposure.py` average over the rows of a union by the number of their
+The formulas of `privacy/index/exposure.py` average over the rows of a union by the number of their
 holders. Rounds with equal numbers of clients are counted together; what they claim is averaged by
 how many rows they have.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from tessera.privacy.exposure import Cohort, Holders
+from tessera.privacy.index.exposure import Cohort, Holders
 
 
 @dataclass(slots=True)

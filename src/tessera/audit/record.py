@@ -18,19 +18,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tessera import wire
 from tessera.audit.ratings.labels import Labels
 from tessera.crypto.keys import SealingKey
 from tessera.crypto.secret import Secret
-from tessera.engines import views
-from tessera.engines.runs import HELPER_KEY, TRUTH, VIEWS, RunFolder
-from tessera.engines.views import ViewEntry
 from tessera.errors import ConfigError, PeerError, RoundAborted, WireError
 from tessera.ids import HELPER, SERVER, ClientId, RoundId, StageId, TableId
-from tessera.learning.arrays import Ids
 from tessera.learning.quantize import signed
-from tessera.protocols import wire
+from tessera.learning.tables.arrays import Ids
+from tessera.plan import Plan, Sharing
 from tessera.protocols.machine import RoundOver
-from tessera.protocols.plainsum import FROM_CLIENT as IN_THE_CLEAR
+from tessera.protocols.plain import FROM_CLIENT as IN_THE_CLEAR
 from tessera.protocols.secagg.binding import NOTHING, Digests
 from tessera.protocols.secagg.messages import (
     Advert,
@@ -47,7 +45,9 @@ from tessera.protocols.two_server.messages import SignedHeader
 from tessera.rounds import schemes
 from tessera.rounds.delivery import model_digest, row_digests
 from tessera.rounds.messages import Download, UnionOpened
-from tessera.rounds.plan import Plan, Sharing
+from tessera.runs.folder import HELPER_KEY, TRUTH, VIEWS, RunFolder
+from tessera.simulation import views
+from tessera.simulation.views import ViewEntry
 
 Mask = npt.NDArray[np.bool_]
 Truth = Mapping[ClientId, Ids]

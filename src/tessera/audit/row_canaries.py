@@ -21,18 +21,18 @@ from tessera.crypto.entropy import Entropy
 from tessera.crypto.noise import discrete_gaussian
 from tessera.crypto.prg import Label
 from tessera.data.examples import NONE, Examples
-from tessera.engines.noisy import index_steps
 from tessera.ids import SERVER, RoundId
-from tessera.learning.cohort.noisy import NoisyVectorised
 from tessera.learning.declaration import Table
-from tessera.learning.local import Job
 from tessera.learning.module_tables import Tables
-from tessera.learning.noisy.row_cut import RowCut
-from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
-from tessera.privacy.mechanism import GaussianNoise
+from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart
+from tessera.learning.training.local import Job
+from tessera.learning.training.noisy.row_cut import RowCut
+from tessera.learning.training.vectorised.noisy import NoisyVectorised
+from tessera.plan import NoiseFrom, Plan
+from tessera.privacy.dp.mechanism import GaussianNoise
 from tessera.rounds import dp
 from tessera.rounds.clipped_vector import clipped_vector, noise_stream
-from tessera.rounds.plan import NoiseFrom, Plan
+from tessera.runs.noisy import index_steps
 
 TABLE: Final = "rows"
 PLACES: Final = 1

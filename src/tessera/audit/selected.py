@@ -20,10 +20,10 @@ from tessera.crypto import dpf
 from tessera.crypto.group import Words
 from tessera.crypto.secret import Secret
 from tessera.ids import ClientId, TableId
-from tessera.protocols.plainsum import PlainInput, SparsePlainInput
+from tessera.plan import Plan
+from tessera.protocols.plain import PlainInput, SparsePlainInput
 from tessera.protocols.two_server.messages import Purpose
 from tessera.protocols.two_server.params import TwoServerTable
-from tessera.rounds.plan import Plan
 
 Places = npt.NDArray[np.int64]
 Selected = Mapping[tuple[ClientId, TableId], Places]

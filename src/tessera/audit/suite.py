@@ -33,12 +33,12 @@ from tessera.audit.two_server import TwoServerAttacks
 from tessera.audit.two_server_view import helper_view, leader_view
 from tessera.audit.unmasking import KeptShares, LoneRows
 from tessera.audit.values import AttackerKnowledge, ValueAttacks
-from tessera.engines.runs import RunFolder
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
+from tessera.plan import Sharing
 from tessera.protocols.two_server.messages import Purpose
 from tessera.rounds import schemes
-from tessera.rounds.plan import Sharing
+from tessera.runs.folder import RunFolder
 
 
 class Attack(Protocol):

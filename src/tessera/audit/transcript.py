@@ -20,10 +20,10 @@ from tessera.audit.links import linked
 from tessera.audit.record import RoundView, Truth
 from tessera.audit.two_server_view import TwoServerView
 from tessera.ids import ClientId
-from tessera.learning.arrays import Ids
 from tessera.learning.quantize import signed
+from tessera.learning.tables.arrays import Ids
+from tessera.plan import Plan
 from tessera.rounds import schemes
-from tessera.rounds.plan import Plan
 
 Bits = npt.NDArray[np.bool_]
 Labels = npt.NDArray[np.int64]

@@ -17,13 +17,10 @@ from tessera.crypto import prg
 from tessera.crypto.group import Words
 from tessera.crypto.keys import SealingKey
 from tessera.crypto.secret import Secret
-from tessera.engines.views import ViewEntry
 from tessera.errors import CryptoError
 from tessera.ids import ClientId, RoundId
-from tessera.learning.arrays import Ids
-from tessera.protocols.retrieval.messages import Query
-from tessera.protocols.scatter.messages import IncludedList, OpenedSum, WriteReport
-from tessera.protocols.scatter.sums import dense_stream
+from tessera.learning.tables.arrays import Ids
+from tessera.plan import Plan
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.layouts import Layouts, layouts_of
@@ -38,10 +35,13 @@ from tessera.protocols.two_server.messages import (
     SignedHeader,
 )
 from tessera.protocols.two_server.params import Servers, TwoServerParams, TwoServerTable
+from tessera.protocols.two_server.read.messages import Query
+from tessera.protocols.two_server.write.messages import IncludedList, OpenedSum, WriteReport
+from tessera.protocols.two_server.write.sums import dense_stream
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds.messages import UnionOpened
-from tessera.rounds.plan import Plan
 from tessera.rounds.two_server.params import two_server_params
+from tessera.simulation.views import ViewEntry
 
 LEADER: Final = "leader"
 HELPER: Final = "helper"

@@ -33,12 +33,12 @@ from tessera.audit.guesses import BEST_GUESS, BY_BOUND, CLIENT, GuessTrials
 from tessera.audit.record import RoundView, Truth
 from tessera.audit.transcript import Bits, Clients
 from tessera.ids import SERVER, ClientId
-from tessera.learning.arrays import Ids
 from tessera.learning.averaging import TableMean
 from tessera.learning.quantize import signed
-from tessera.privacy.bound import in_words
-from tessera.privacy.naming import Floats
-from tessera.rounds.plan import Plan, TablePlan
+from tessera.learning.tables.arrays import Ids
+from tessera.plan import Plan, TablePlan
+from tessera.privacy.index.bound import in_words
+from tessera.privacy.index.naming import Floats
 
 Counts = npt.NDArray[np.int64]
 AnyFloats = npt.NDArray[np.floating[Any]]

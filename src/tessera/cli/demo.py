@@ -20,20 +20,20 @@ import typer
 from rich.console import Console
 
 from tessera.cli.format import AsJson, warn_if_slow
-from tessera.engines.runs import free_folder
 from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId, RoundId
+from tessera.plan import Plan, PrivacyPlan, Scheme, SimulationPlan, TaskPlan, UnionPlan
+from tessera.plan.sections import GROUPS
 from tessera.report.numbers import percent, seconds
 from tessera.report.progress import RunProgress, progress
 from tessera.rounds import schemes
 from tessera.rounds.events import Event, RoundAbort, RoundFinished
-from tessera.rounds.plan import Plan, PrivacyPlan, Scheme, SimulationPlan, TaskPlan, UnionPlan
-from tessera.rounds.plan.sections import GROUPS
+from tessera.runs.folder import free_folder
 
 if TYPE_CHECKING:
     from tessera.audit.person import PersonWatch
     from tessera.audit.record import Truth
-    from tessera.report.demo_figures import Demonstration
+    from tessera.report.demo import Demonstration
     from tessera.tasks import Task
 
 SHOP: Final = {
@@ -74,11 +74,13 @@ def demo(
 ) -> None:
     """Train one recommender under several schemes; show what each costs and hides."""
     from tessera import tasks
-    from tessera.engines.held import rows_of_clients
-    from tessera.engines.training import complete
-    from tessera.report import comparison, demo_page, demo_text
+    from tessera.report import comparison
+    from tessera.report import demo as demo_page
+    from tessera.report import demo as demo_text
     from tessera.report import page as report
-    from tessera.report.demo_figures import is_full
+    from tessera.report.demo import is_full
+    from tessera.runs.held import rows_of_clients
+    from tessera.runs.training import complete
 
     started = time.monotonic()
     if rounds < 1:
@@ -150,7 +152,7 @@ def followed(
     """One run, with its report; attacks follow what its server sees, where there are messages."""
     from tessera.api import simulate
     from tessera.audit.person import PersonWatch
-    from tessera.engines.views import RoundViews
+    from tessera.simulation.views import RoundViews
 
     views = watch = None
     if schemes.of(plan).federated:
@@ -172,7 +174,7 @@ def followed(
 
 def enough_rounds(plan: Plan, others: Sequence[Path], rounds: int) -> int:
     """Rounds after which the full model has moved more than each of the others in all of theirs."""
-    from tessera.report.demo_figures import traffic
+    from tessera.report.demo import traffic
     from tessera.report.figures import RunFigures
     from tessera.rounds.forecast import Forecast
 
@@ -192,9 +194,9 @@ def demonstration(
     stopped: int | None,
 ) -> Demonstration:
     """Everything that the page and the terminal show."""
-    from tessera.report.demo_figures import Demonstration
+    from tessera.report.demo import Demonstration
     from tessera.report.lineup import load_all
-    from tessera.rounds.forecast.by_size import by_size
+    from tessera.rounds.forecast.forecast import by_size
 
     person = max(usual, key=lambda c: min(w.rounds_of(c) for w in watches.values()))
     order = [scheme for scheme in Scheme if scheme in folders]

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from tessera.crypto.entropy import Entropy, ScriptedEntropy, SystemEntropy
-from tessera.engines.http import is_loopback
 from tessera.errors import ConfigError
+from tessera.services.http import is_loopback
 
 BundleFile = Annotated[Path, typer.Argument(metavar="BUNDLE", help="What `tessera pack` wrote.")]
 Keys = Annotated[Path, typer.Option(help="The party's folder of keys.")]

@@ -18,22 +18,22 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tessera import wire
 from tessera.cli.format import AsJson
 from tessera.crypto import kernel
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.ring import Ring
-from tessera.engines.faults import Drop, Fault
-from tessera.engines.simulator import Outcome, PhaseEnd, Simulator
-from tessera.engines.views import Views
 from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId, RoundId, TableId
-from tessera.protocols import wire
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.identity import identities
 from tessera.protocols.secagg.messages import MaskedInput
 from tessera.protocols.secagg.params import RowSumSpec, SecAggParams, StageSpec, Threat
 from tessera.protocols.secagg.standalone import Aggregator, Contribution, Contributor, RowInput
 from tessera.report.numbers import seconds, size
+from tessera.simulation.faults import Drop, Fault
+from tessera.simulation.simulator import Outcome, PhaseEnd, Simulator
+from tessera.simulation.views import Views
 
 GENRES: Final = ("folk", "jazz", "metal", "opera", "pop", "rap")
 SONGS: Final = 200

@@ -11,10 +11,10 @@ import typer
 
 from tessera.cli.format import AsJson, DataFolder
 from tessera.data.examples import LABEL, Examples
-from tessera.engines.export import OF_CLIENTS, export_run, named_task
-from tessera.engines.runs import RunFolder
 from tessera.learning.saved import ABOUT, AS_THEY_BEGAN, MAPS, STATE, load
 from tessera.report.numbers import score, size
+from tessera.runs.export import OF_CLIENTS, export_run, named_task
+from tessera.runs.folder import RunFolder
 
 
 def export(

@@ -14,13 +14,13 @@ from rich.table import Table
 
 from tessera.crypto import kernel
 from tessera.errors import ConfigError
-from tessera.privacy.bound import ANY_ROUNDS
-from tessera.privacy.exposure import Holders
+from tessera.plan import Plan
+from tessera.privacy.index.bound import ANY_ROUNDS
+from tessera.privacy.index.exposure import Holders
 from tessera.report.numbers import share
 from tessera.report.tables import as_csv
 from tessera.report.words import plural
 from tessera.rounds import schemes
-from tessera.rounds.plan import Plan
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 AsCsv = Annotated[

@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 import typer
 
 from tessera.cli.deployed import BundleFile, Keys, State, TestEntropy, entropy_of
-from tessera.engines.bundle import Bundle
-from tessera.engines.deployment import open_helper
-from tessera.engines.http.dialing import dial
-from tessera.engines.keyring import Keyring
-from tessera.engines.logs import JsonLog
 from tessera.ids import HELPER
+from tessera.runs.logs import JsonLog
+from tessera.services.bundle import Bundle
+from tessera.services.deployment import open_helper
+from tessera.services.http.joining import dial
+from tessera.services.keyring import Keyring
 
 
 def help_serve(

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, get_args
 
 import typer
 from rich.console import Console
 
-from tessera.cli.init_own_file import OWN_FILES, OwnFile
+from tessera.data.examples import ClientData
 from tessera.errors import ConfigError
 from tessera.learning.averaging import Average
-from tessera.privacy.bound import ANY_ROUNDS, COMING_AND_GOING, NAMED, in_words
-from tessera.rounds import schemes
-from tessera.rounds.plan import (
+from tessera.plan import (
     DPPlan,
     NoiseFrom,
     NoisyRows,
@@ -29,16 +28,88 @@ from tessera.rounds.plan import (
     UnionPlan,
     UpdatePlan,
 )
-from tessera.rounds.plan.comments import section, task_section, top_level
-from tessera.rounds.plan.dp import Protected, trained_with
-from tessera.rounds.plan.example import MESSAGES
-from tessera.rounds.plan.sections import GROUP_SIZE
+from tessera.plan.dp import Protected, trained_with
+from tessera.plan.reference import MESSAGES, section, task_section, top_level
+from tessera.plan.sections import GROUP_SIZE
+from tessera.privacy.index.bound import ANY_ROUNDS, COMING_AND_GOING, NAMED, in_words
+from tessera.rounds import schemes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tessera.engines.held import HeldRows
+    from tessera.runs.held import HeldRows
     from tessera.tasks import Known
+
+
+# --- init own file --------------------------------------------------------------------------------
+#
+# A user's own file, looked at before a plan is written: columns, bad lines, what fits its size.
+
+
+OWN_FILES: Final = (".csv", ".tsv", ".txt", ".gz", ".parquet", ".pq")
+
+VISITS: Final = 5
+"""Rounds that a client takes part in, on average, by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFile:
+    """The options of its task, what is worth saying about it, and how many clients it has."""
+
+    TASK: ClassVar[str] = "interactions"
+    options: dict[str, Any]
+    lines: tuple[str, ...]
+    clients: int
+
+    @classmethod
+    def of(cls, path: Path, given: Mapping[str, str]) -> OwnFile:
+        from tessera.data import interactions
+        from tessera.data.bad_lines import SKIP
+        from tessera.data.guess import guess
+
+        if not path.is_file():
+            raise ConfigError(f"{path}: no such file", hint="`tessera init` lists the tasks")
+        found = guess(path, given)
+        options = {"path": str(path), **found.options()}
+        read: dict[str, Any] = {name: value or None for name, value in found.options().items()}
+        data = interactions.read(path, **read, on_bad=SKIP)
+        bad = next((n for fact, n in data.facts.items() if fact.endswith("s, left out")), 0)
+        if bad:
+            options["on_bad"] = SKIP
+        return cls(options, tuple(_said(path, options, data, int(bad))), data.clients)
+
+    def fitted(self, known: Known) -> Known:
+        """The task with a cohort and rounds that fit this many clients."""
+        cohort = next((n for n in (100, 50, 20) if self.clients >= 10 * n), 10)
+        cohort = max(2, min(cohort, self.clients))
+        rounds = min(300, max(30, -(-VISITS * self.clients // cohort)))
+        good = replace(known.recommended, cohort=cohort, rounds=rounds)
+        return replace(known, recommended=good)
+
+
+def _said(path: Path, options: Mapping[str, Any], data: ClientData, bad: int) -> list[str]:
+    chosen = [
+        f"{part} = {options[part]}"
+        for part in ("user", "item", "time", "label", "category")
+        if options[part]
+    ]
+    if options["threshold"]:
+        chosen.append(f"a click from {options['threshold']:g} on")
+    facts = data.facts
+    lines = [
+        f"{path}: {facts['interactions']:,} interactions of {data.clients:,} users with "
+        f"{data.sizes['item']:,} items",
+        f"columns: {', '.join(chosen)}",
+    ]
+    if "read as" in facts:
+        lines.append(f"read with {facts['read as']}")
+    if bad:
+        unit = "lines" if "the first bad lines" in facts else "rows"
+        listed = facts[f"the first bad {unit}"]
+        lines.append(f'{bad:,} bad {unit}, left out by on_bad = "skip"; the first {len(listed)}:')
+        lines += [f"  {line}" for line in listed]
+    return lines
+
+
+# --- init -----------------------------------------------------------------------------------------
 
 HEAD: Final = """\
 # A plan: everything a federation agrees on beforehand. A misspelt key is refused.
@@ -215,7 +286,7 @@ def named_or_not(plan: Plan) -> str:
 def counted(plan: Plan) -> HeldRows | None:
     """The rows that the task's clients hold; None if its data is not at hand yet."""
     from tessera import tasks
-    from tessera.engines.held import HeldRows
+    from tessera.runs.held import HeldRows
 
     with Console(stderr=True).status(f"counting the rows of {plan.task.name}'s clients"):
         try:

@@ -11,14 +11,14 @@ import typer
 from tessera.cli.deployed import BundleFile, State, TestEntropy, entropy_of
 from tessera.cli.format import DataFolder
 from tessera.crypto.entropy import Entropy
-from tessera.engines.bundle import Bundle
-from tessera.engines.deployment import Account, ClientMaker, open_clients, synthetic_maker
-from tessera.engines.http.dialing import dial
-from tessera.engines.keyring import Keyring, folder_of
-from tessera.engines.logs import JsonLog
-from tessera.engines.offered_rows import OneGroup
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
+from tessera.runs.logs import JsonLog
+from tessera.services.bundle import Bundle
+from tessera.services.deployment import Account, ClientMaker, open_clients, synthetic_maker
+from tessera.services.http.joining import dial
+from tessera.services.keyring import Keyring, folder_of
+from tessera.services.offered_rows import OneGroup
 
 
 def join(
@@ -84,7 +84,7 @@ def maker(bundle: Bundle, data: Path | None, entropy: Entropy) -> ClientMaker:
     """Who the clients are, and what they train on."""
     if bundle.synthetic is not None:
         return synthetic_maker(bundle)
-    from tessera.engines.task_clients import task_maker
+    from tessera.services.task_clients import task_maker
 
     return task_maker(bundle, data, entropy)
 

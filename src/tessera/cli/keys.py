@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from tessera.cli.deployed import BundleFile, TestEntropy, entropy_of
-from tessera.engines.bundle import Bundle
-from tessera.engines.keyring import make_keys
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
+from tessera.services.bundle import Bundle
+from tessera.services.keyring import make_keys
 
 
 def keys(

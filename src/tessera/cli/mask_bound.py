@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from tessera.cli.format import AsJson, figures_table
-from tessera.privacy.guarantee import json_number
+from tessera.privacy.dp.guarantee import json_number
 from tessera.privacy.masks import (
     ASSUMPTIONS,
     MEANING,

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from tessera.cli.format import DataFolder
-from tessera.engines.packing import pack_synthetic, pack_task
-from tessera.rounds.plan import Plan
+from tessera.plan import Plan
+from tessera.services.bundle import pack_synthetic, pack_task
 
 
 def pack(

@@ -1,7 +1,7 @@
 """`tessera plan`: check a plan, and predict what its rounds cost and which privacy they give.
 
 The command parses and prints. Rows and bytes come from `tessera.rounds.forecast`, epsilons
-and exposures from `tessera.privacy.exposure`, seconds from `tessera.engines.calibration`.
+and exposures from `tessera.privacy.index.exposure`, seconds from `tessera.simulation.calibration`.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from tessera.cli.format import (
     warn_if_slow,
 )
 from tessera.cli.plan_page import show
-from tessera.engines.calibration import round_seconds
-from tessera.engines.description import describe_two_server
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
-from tessera.privacy import exposure, known_rows
-from tessera.privacy.bound import COMING_AND_GOING, NAMED, in_words
-from tessera.privacy.guarantee import INDEX_SCOPE, json_number
+from tessera.plan import Plan, Scheme
+from tessera.plan.reference import example_plan
+from tessera.privacy.dp.guarantee import INDEX_SCOPE, json_number
+from tessera.privacy.index import exposure, known_rows
+from tessera.privacy.index.bound import COMING_AND_GOING, NAMED, in_words
 from tessera.report.numbers import percent, share, size
 from tessera.rounds import as_printed, dp, schemes
 from tessera.rounds.forecast import Forecast
+from tessera.rounds.forecast.forecast import break_evens, smaller_cap
 from tessera.rounds.forecast.naming import naming_forecast
-from tessera.rounds.forecast.row_cap import break_evens, smaller_cap
-from tessera.rounds.plan import Plan, Scheme
-from tessera.rounds.plan.example import example_plan
+from tessera.runs.description import describe_two_server
+from tessera.simulation.calibration import round_seconds
 
 if TYPE_CHECKING:
-    from tessera.engines.held import HeldRows
+    from tessera.runs.held import HeldRows
 
 
 def plan(
@@ -157,8 +157,8 @@ def side_by_side(
 def with_task(plan: Plan, data: Path | None) -> tuple[Plan, HeldRows]:
     """The plan with its task's model, and the rows that its clients hold."""
     from tessera import tasks
-    from tessera.engines.held import HeldRows
-    from tessera.engines.training import complete
+    from tessera.runs.held import HeldRows
+    from tessera.runs.training import complete
 
     task = tasks.load(plan.task.name, data=data, **plan.task.options)
     whole = complete(plan, task)

@@ -11,9 +11,9 @@ from rich.table import Table
 
 from tessera.cli import plan_two_server as two_server
 from tessera.cli.format import bounds, figures_table
-from tessera.privacy.exposure import LATER
-from tessera.privacy.guarantee import OF_THE_ANSWERS
-from tessera.privacy.response import LEVELS
+from tessera.privacy.dp.guarantee import OF_THE_ANSWERS
+from tessera.privacy.index.exposure import LATER
+from tessera.privacy.index.response import LEVELS
 from tessera.protocols.secagg.params import Threat
 from tessera.report.numbers import count, epsilon, percent, probability, seconds, share, size
 from tessera.report.sections.trust import PRESETS

@@ -11,13 +11,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from tessera.cli.format import figures_table
-from tessera.engines.calibration import round_seconds
 from tessera.errors import ConfigError
-from tessera.privacy.bound import CONDITIONS
+from tessera.plan import Plan, PrivacyPlan, Scheme
+from tessera.privacy.index.bound import CONDITIONS
 from tessera.report.numbers import seconds, share, size
 from tessera.rounds import schemes
 from tessera.rounds.forecast import Forecast
-from tessera.rounds.plan import Plan, PrivacyPlan, Scheme
+from tessera.simulation.calibration import round_seconds
 
 READS_ALL = "reads everything"
 

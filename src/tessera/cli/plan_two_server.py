@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tessera.plan import NoiseFrom
 from tessera.report.numbers import size
-from tessera.rounds.plan import NoiseFrom
 
 
 def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:

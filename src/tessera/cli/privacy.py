@@ -27,13 +27,12 @@ from tessera.cli.format import (
     parse_number,
 )
 from tessera.errors import ConfigError
-from tessera.privacy import exposure, known_rows
-from tessera.privacy.bound import Promise
-from tessera.privacy.exposure import LATER, TAOBAO, Cohort
-from tessera.privacy.guarantee import INDEX_SCOPE, OF_THE_ANSWERS, json_number
-from tessera.privacy.naming_forecast import MOST_ROWS, NamingForecast
-from tessera.privacy.naming_simulation import Setting, within
-from tessera.privacy.response import LEVELS, IndexPrivacy
+from tessera.privacy.dp.guarantee import INDEX_SCOPE, OF_THE_ANSWERS, json_number
+from tessera.privacy.index import exposure, known_rows
+from tessera.privacy.index.bound import Promise
+from tessera.privacy.index.exposure import LATER, TAOBAO, Cohort
+from tessera.privacy.index.naming_simulation import MOST_ROWS, NamingForecast, Setting, within
+from tessera.privacy.index.response import LEVELS, IndexPrivacy
 from tessera.report.numbers import count, epsilon, percent, probability, share, size
 from tessera.report.sections.trust import PRESETS, not_covered
 from tessera.rounds import schemes

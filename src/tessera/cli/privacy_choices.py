@@ -14,12 +14,7 @@ from rich.table import Table
 
 from tessera.cli.format import figures_table
 from tessera.errors import ConfigError
-from tessera.protocols.secagg.graph import fewest_members
-from tessera.protocols.secagg.params import GraphKind
-from tessera.report.numbers import rounded, share, size
-from tessera.rounds import dp, schemes
-from tessera.rounds.forecast import Forecast
-from tessera.rounds.plan import (
+from tessera.plan import (
     DPPlan,
     NoiseFrom,
     NoisyRows,
@@ -29,6 +24,11 @@ from tessera.rounds.plan import (
     TwoServerPlan,
     UpdatePlan,
 )
+from tessera.protocols.secagg.graph import fewest_members
+from tessera.protocols.secagg.params import GraphKind
+from tessera.report.numbers import rounded, share, size
+from tessera.rounds import dp, schemes
+from tessera.rounds.forecast import Forecast
 
 COMPLETE: Final = 1_000
 """Clients of a secure sum up to which all mask with all."""

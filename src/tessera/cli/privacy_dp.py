@@ -19,10 +19,11 @@ from rich.console import Console
 from tessera.cli import privacy_choices as choices
 from tessera.cli.format import AsJson, captioned, figures_table
 from tessera.errors import ConfigError
-from tessera.privacy.groups import changed_epsilon
-from tessera.privacy.guarantee import Guarantee, Trust, Unit
-from tessera.privacy.mechanism import GaussianNoise, NoAccount
-from tessera.privacy.noise_setting import (
+from tessera.plan import NoiseFrom, Plan
+from tessera.privacy.dp.group_privacy import changed_epsilon
+from tessera.privacy.dp.guarantee import Guarantee, Trust, Unit
+from tessera.privacy.dp.mechanism import GaussianNoise, NoAccount
+from tessera.privacy.dp.noise_setting import (
     MOST_MOVE,
     Coins,
     Drawn,
@@ -32,10 +33,9 @@ from tessera.privacy.noise_setting import (
     holders_over_noise,
     row_moves,
 )
-from tessera.privacy.subjects import Printed
+from tessera.privacy.dp.subjects import Printed
 from tessera.report.numbers import count, epsilon, rounded
 from tessera.rounds import as_printed, dp, schemes
-from tessera.rounds.plan import NoiseFrom, Plan
 
 TRUST: Final = {source.value: source.trust for source in NoiseFrom}
 Choice = TypeVar("Choice", bound=StrEnum)

@@ -15,11 +15,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from tessera.cli.format import AsCsv, AsJson, DataFolder, figures_written
-from tessera.engines.full_ranking import FullRanking, full_ranking
-from tessera.engines.runs import RunFolder
 from tessera.report.numbers import score
 from tessera.rounds import charged
 from tessera.rounds.charged import NOT_CHARGED
+from tessera.runs.folder import RunFolder
+from tessera.runs.ranking import FullRanking, full_ranking
 
 
 def rank(

@@ -14,11 +14,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from tessera.cli.format import AsJson, DataFolder
-from tessera.engines.recommend import Item, Recommendations, recommendations
-from tessera.engines.runs import RunFolder
 from tessera.report.numbers import score
 from tessera.rounds import charged
 from tessera.rounds.charged import NOT_CHARGED
+from tessera.runs.folder import RunFolder
+from tessera.runs.recommend import Item, Recommendations, recommendations
 
 WIDE = 118
 """Columns from which on the two lists stand side by side."""

@@ -1,11 +1,11 @@
 """`tessera reproduce`: a paper's figures beside ours, cell by cell.
 
-sfsl         section 6 of Niu et al. 2020: bytes, seconds, memory, curves (`reproduce/sfsl/`)
-fedmmf       section 4 of Yang et al. 2021: ratings under private masks (`reproduce/fedmmf/`)
-fsl-tables   section 7 of Cui et al. 2022: two servers, point functions (`reproduce/fsl/`)
+sfsl         section 6 of Niu et al. 2020: bytes, seconds, memory, curves (`papers/sfsl/`)
+fedmmf       section 4 of Yang et al. 2021: ratings under private masks (`papers/fedmmf/`)
+fsl-tables   section 7 of Cui et al. 2022: two servers, point functions (`papers/fsl/`)
 fsl-accuracy Tables 7 and 8 of the same: accuracy with the largest changes only
 subject-dp   what Marathe and Kanani 2022 left to do: utility of privacy per person, measured
-             (`reproduce/subject_dp/`)
+             (`papers/subject_dp/`)
 
 A work is a module with the names of its `PARTS`, those that are made by `DEFAULT`, the options it
 `TAKES`, and `cells`, which makes its parts from what was asked. Where figures want another shape
@@ -15,11 +15,13 @@ on a terminal than one cell to a line, it has a `show` of its own.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Final
 
 import typer
@@ -29,7 +31,6 @@ from tessera import __version__
 from tessera.cli.format import AsJson, DataFolder
 from tessera.errors import ConfigError
 from tessera.report.progress import progress
-from tessera.reproduce.cells import Request, show
 
 WORKS: Final = {
     "sfsl": "sfsl.cells",
@@ -38,7 +39,7 @@ WORKS: Final = {
     "fsl-accuracy": "fsl.accuracy",
     "subject-dp": "subject_dp.cells",
 }
-"""Modules of `tessera.reproduce`, loaded when they are asked for: some need torch."""
+"""Modules of `papers`, loaded when they are asked for: some need torch."""
 
 
 def reproduce(
@@ -82,7 +83,8 @@ def reproduce(
     """A paper's tables beside ours: the printed values and the ones measured here."""
     if name not in WORKS:
         raise ConfigError(f"reproduce: unknown name {name!r}", hint=f"try {', '.join(WORKS)}")
-    work = import_module(f"tessera.reproduce.{WORKS[name]}")
+    works = _checkout()
+    work = import_module(f"papers.{WORKS[name]}")
     parts = work.DEFAULT if part is None else listing(part)
     for p in parts:
         if p not in work.PARTS:
@@ -99,7 +101,7 @@ def reproduce(
                 hint=f"leave it out; it takes {enumerated(work.TAKES)}",
             )
     cells = work.cells(
-        Request(
+        works.Request(
             parts=tuple(parts),
             cache=cache,
             quick=quick,
@@ -115,7 +117,20 @@ def reproduce(
         document = {"name": name, "version": __version__, "quick": quick, "cells": cells}
         typer.echo(json.dumps(document, default=asdict))
     else:
-        getattr(work, "show", show)(cells, Console(highlight=False))
+        getattr(work, "show", works.show)(cells, Console(highlight=False))
+
+
+def _checkout() -> ModuleType:
+    """What the works share, from the folder `papers/` of the checkout: it is not installed."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / "papers" / "cells.py").is_file():
+        raise ConfigError(
+            "reproduce: the papers' tables are made by code that is not part of the package",
+            hint="clone the repository, `make demo` once, and call .venv/bin/tessera there",
+        )
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    return import_module("papers.cells")
 
 
 def enumerated(options: Sequence[str]) -> str:

@@ -25,10 +25,10 @@ from tessera.cli.format import (
     figures_written,
     warn_if_slow,
 )
-from tessera.engines.runs import PLAN, RUN, RunFolder, free_folder, never_began
 from tessera.errors import ConfigError
-from tessera.privacy.bound import in_words
-from tessera.report import faults
+from tessera.plan import Plan
+from tessera.privacy.index.bound import in_words
+from tessera.report import words
 from tessera.report.comparison import in_all
 from tessera.report.figures import RunFigures
 from tessera.report.numbers import count, epsilon, score, seconds, size
@@ -37,7 +37,7 @@ from tessera.report.words import predictor
 from tessera.rounds import charged, dp, schemes
 from tessera.rounds.charged import NOT_CHARGED
 from tessera.rounds.events import Event, RoundAbort
-from tessera.rounds.plan import Plan
+from tessera.runs.folder import PLAN, RUN, RunFolder, free_folder, never_began
 
 SYNTHETIC_ROUNDS: Final = 10
 FEW: Final = 5
@@ -239,7 +239,7 @@ def train(
     """Load the task, train it, write the report and print a summary."""
     from tessera import tasks
     from tessera.api import simulate
-    from tessera.engines.learners import Trainer
+    from tessera.runs.learners import Trainer
 
     if trainer not in list(Trainer):
         raise ConfigError(f"--trainer {trainer}", hint=f"one of {', '.join(Trainer)}")
@@ -284,7 +284,7 @@ def train(
     else:
         show(facts, page, Console(highlight=False))
     if aborted and not finished.rounds:
-        raise faults.aborted(aborted[-1])
+        raise words.aborted(aborted[-1])
 
 
 # --- the facts ------------------------------------------------------------------------------------
@@ -330,8 +330,8 @@ def summary(folder: Path) -> dict[str, Any]:
         "rows_lost": average("rows_lost"),
         "rows_out_of_bounds": average("rows_out_of_bounds"),
         "not_finite": sum(r["not_finite"] for r in rounds),
-        **faults.in_rounds(rounds),
-        "why_given_up": faults.abort_reasons(log.events()),
+        **words.in_rounds(rounds),
+        "why_given_up": words.abort_reasons(log.events()),
         "clipped": average("clipped"),
         "rows_left_home": average("rows_over_cap"),
         "rows_exposed": sum(r.get("rows_exposed", 0) for r in rounds),
@@ -478,6 +478,6 @@ def figures(facts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, st
     if facts["crypto"]["mode"] != "every" and entry.federated:
         real = f"{facts['measured_rounds']} of {facts['rounds']}"
         yield ("measured_rounds",), "rounds with real messages", real
-    for caption, value in faults.lines(facts):
+    for caption, value in words.lines(facts):
         yield ("excluded",), caption, value
     yield ("seconds",), "time", seconds(facts["seconds"])

@@ -1,7 +1,7 @@
 """A run of a plan without a task: rounds over synthetic clients, recorded in a folder.
 
-Rows and updates are synthetic (`engines/population.py`), and the output says so. All else follows
-the plan: messages, bytes, unions, answers, dropouts and sums.
+Rows and updates are synthetic (`simulation/population.py`), and the output says so. All else
+follows the plan: messages, bytes, unions, answers, dropouts and sums.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from rich.console import Console
 from rich.markup import escape
 
 from tessera.cli.format import captioned
-from tessera.engines import population
-from tessera.engines.dropouts import random_dropouts
-from tessera.engines.federation import Federation
-from tessera.engines.runs import HELPER_KEY, TRUTH, VIEWS, RunFolder
-from tessera.engines.truth import write_truth
-from tessera.engines.two_server import write_box_key
-from tessera.engines.views import StreamedViews, Views
 from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER, RoundId
-from tessera.privacy.guarantee import json_number
-from tessera.report import faults
+from tessera.plan import Plan
+from tessera.privacy.dp.guarantee import json_number
+from tessera.report import words
 from tessera.report.numbers import count, epsilon, seconds, size
 from tessera.report.progress import progress
 from tessera.rounds import schemes
 from tessera.rounds.events import Event, RoundAbort, RoundFinished, as_json
-from tessera.rounds.plan import Plan
+from tessera.runs.folder import HELPER_KEY, TRUTH, VIEWS, RunFolder
+from tessera.runs.truth import write_truth
+from tessera.simulation import population
+from tessera.simulation.faults import random_dropouts
+from tessera.simulation.federation import Federation
+from tessera.simulation.two_server import write_box_key
+from tessera.simulation.views import StreamedViews, Views
 
 SYNTHETIC: Final = "rows and updates are synthetic: nothing is learnt, costs and privacy are real"
 ROWS: Final = 50
@@ -104,7 +104,7 @@ def run(
     else:
         show(so_far, Console(highlight=False), record_views)
     if not so_far.finished and so_far.aborted:
-        raise faults.aborted(so_far.aborted[-1])
+        raise words.aborted(so_far.aborted[-1])
 
 
 # --- the facts ------------------------------------------------------------------------------------
@@ -171,8 +171,8 @@ class SyntheticRun:
             "given_up": len(self.aborted),
             "survivors": self.mean("survivors"),
             "not_finite": sum(event.not_finite for event in self.finished),
-            **faults.in_rounds(map(as_json, self.finished)),
-            "why_given_up": faults.abort_reasons(map(as_json, self.aborted)),
+            **words.in_rounds(map(as_json, self.finished)),
+            "why_given_up": words.abort_reasons(map(as_json, self.aborted)),
             "union_rows": self.mean("union_rows"),
             "union_residual": self.mean("union_residual"),
             "rows_opened": self.mean("rows_opened"),
@@ -257,4 +257,4 @@ def lines(so_far: SyntheticRun, facts: Mapping[str, Any]) -> Iterator[tuple[str,
         yield "rows written by any client, opened", count(facts["rows_opened"])
     if schemes.of(so_far.plan).randomises:
         yield f"epsilon spent, per index, {facts['condition']}", epsilon(facts["epsilon"])
-    yield from faults.lines(facts)
+    yield from words.lines(facts)

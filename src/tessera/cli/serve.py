@@ -9,13 +9,12 @@ from typing import Annotated
 import typer
 
 from tessera.cli.deployed import BundleFile, Keys, PlainHttp, State, TestEntropy, entropy_of
-from tessera.engines.bundle import Bundle
-from tessera.engines.deployment import open_leader
-from tessera.engines.http.leading import lead
-from tessera.engines.http.serving import Address
-from tessera.engines.keyring import TLS, TLS_KEY, Keyring
-from tessera.engines.logs import JsonLog
 from tessera.ids import SERVER
+from tessera.runs.logs import JsonLog
+from tessera.services.bundle import Bundle
+from tessera.services.deployment import open_leader
+from tessera.services.http.serving import Address, lead
+from tessera.services.keyring import TLS, TLS_KEY, Keyring
 
 
 def serve(

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from tessera.cli.format import AsJson
-from tessera.engines.http.state import state_of
 from tessera.errors import ConfigError
+from tessera.services.http.committed import state_of
 
 
 def status(

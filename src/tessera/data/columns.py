@@ -16,7 +16,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.data import arrow, delimited
+from tessera.data import delimited
+from tessera.data import delimited as arrow
 from tessera.data.delimited import Dialect
 from tessera.errors import ConfigError
 

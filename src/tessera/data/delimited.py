@@ -15,12 +15,43 @@ import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Final, cast
+from typing import IO, Any, Final, NamedTuple, cast
 
-from tessera.data import arrow
 from tessera.errors import ConfigError
+
+# --- arrow ----------------------------------------------------------------------------------------
+#
+# pyarrow, which is part of the extra `train`: imported when data is read, and not before.
+
+
+class Arrow(NamedTuple):
+    """The modules of pyarrow that are used here."""
+
+    arrow: Any
+    compute: Any
+    csv: Any
+    parquet: Any
+
+
+def load() -> Arrow:
+    try:
+        return Arrow(
+            import_module("pyarrow"),
+            import_module("pyarrow.compute"),
+            import_module("pyarrow.csv"),
+            import_module("pyarrow.parquet"),
+        )
+    except ImportError as absent:
+        raise ConfigError(
+            "reading data of your own needs pyarrow, which is not installed",
+            hint="install pyarrow, or this package with its extra `train`",
+        ) from absent
+
+
+# --- delimited ------------------------------------------------------------------------------------
 
 SEPARATORS: Final = (",", ";", "\t", "|")
 FALLBACK: Final = "cp1252"
@@ -166,7 +197,7 @@ def _parsed(
     *,
     replaced: bool,
 ) -> Delimited:
-    pa = arrow.load()
+    pa = load()
     raw = next(_records(path, dialect))[1]
     inside = {name.strip(): name for name in raw}
     odd: list[tuple[int, str]] = []

@@ -13,6 +13,7 @@ HetRec 2011 (Cantador, Brusilovsky and Kuflik).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,7 @@ import numpy as np
 
 from tessera.data import files
 from tessera.data.clicks import numbered
+from tessera.data.movielens import ratings_1m, ratings_10m, ratings_100k
 from tessera.data.ratings import (
     TEST_SHARE,
     Attributes,
@@ -155,3 +157,16 @@ def _rows(ids: Ints, wanted: Ints) -> Ints:
     """Rows of the table; -1 for what is not listed."""
     row = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
     return np.where(ids[row] == wanted, row, -1)
+
+
+# --- named ----------------------------------------------------------------------------------------
+#
+# Rating data by the name of its task: a task reads it, and so does an audit of the task's runs.
+
+
+RATINGS: Final[Mapping[str, Callable[..., RatingData]]] = {
+    "ratings-100k": ratings_100k,
+    "ratings-1m": ratings_1m,
+    "ratings-10m": ratings_10m,
+    "ratings-lastfm": ratings_lastfm,
+}

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.data import arrow
+from tessera.data import delimited
 from tessera.data.bad_lines import BadLines
 from tessera.data.columns import Columns, Ints, Mask
 from tessera.data.delimited import REPLACED
@@ -58,7 +58,7 @@ class Encoded:
         if used.all():
             return Encoded(self.names, codes)
         place = np.append(np.cumsum(used) - 1, -1)
-        pa = arrow.load()
+        pa = delimited.load()
         return Encoded(self.names.filter(pa.arrow.array(used)), place[codes])
 
     def texts(self) -> list[str]:
@@ -67,7 +67,7 @@ class Encoded:
 
 def encoded(columns: Columns, name: str) -> Encoded:
     """A column of ids in any type that is written down exactly."""
-    pa = arrow.load()
+    pa = delimited.load()
     words = _words(columns, name)
     texts = pa.compute.utf8_trim_whitespace(words.dictionary)
     missing = pa.compute.is_in(
@@ -92,7 +92,7 @@ def numbers(columns: Columns, name: str, bad: BadLines) -> Floats:
 
 def is_number(columns: Columns, name: str) -> bool:
     """Whether a column holds numbers, going by its type or, of text, by all that it holds."""
-    pa = arrow.load()
+    pa = delimited.load()
     kind = columns.table.column(name).type
     types = pa.arrow.types
     if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
@@ -105,7 +105,7 @@ def is_number(columns: Columns, name: str) -> bool:
 
 
 def _numbers(columns: Columns, name: str, bad: BadLines, what: str) -> Floats:
-    pa = arrow.load()
+    pa = delimited.load()
     column = columns.table.column(name)
     types = pa.arrow.types
     if types.is_boolean(column.type):
@@ -156,7 +156,7 @@ def missing(columns: Columns, name: str, row: int) -> str:
 
 def _words(columns: Columns, name: str) -> Any:
     """A column as one dictionary of texts."""
-    pa = arrow.load()
+    pa = delimited.load()
     column, types = columns.table.column(name), pa.arrow.types
     if column.num_chunks > MANY:  # dictionaries are unified two by two
         column = pa.arrow.chunked_array([column.combine_chunks()])
@@ -203,7 +203,7 @@ def _taken(words: Any, values: npt.NDArray[Any], absent: Any) -> npt.NDArray[Any
 
 def _numpy(column: Any, absent: Any) -> npt.NDArray[Any]:
     """Arrow to NumPy, with `absent` in the place of nulls."""
-    pa = arrow.load()
+    pa = delimited.load()
     if column.null_count:
         column = pa.compute.fill_null(column, pa.arrow.scalar(absent, column.type))
     kept: npt.NDArray[Any] = (
@@ -222,7 +222,7 @@ def times(columns: Columns, name: str, bad: BadLines) -> npt.NDArray[Any]:
 
     A zone that is missing is UTC.
     """
-    pa = arrow.load()
+    pa = delimited.load()
     column, types = columns.table.column(name), pa.arrow.types
     if types.is_date(column.type):
         column = column.cast(pa.arrow.date64(), safe=False).cast(pa.arrow.timestamp("ms"))
@@ -251,7 +251,7 @@ def times(columns: Columns, name: str, bad: BadLines) -> npt.NDArray[Any]:
 
 def _micro(column: Any) -> Any:
     """Microseconds since 1970; years that do not fit are brought to the edge of what does."""
-    pa = arrow.load()
+    pa = delimited.load()
     whole = column.cast(pa.arrow.int64(), safe=False)
     unit = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": -1_000}[column.type.unit]
     if unit < 0:
@@ -263,7 +263,7 @@ def _micro(column: Any) -> Any:
 
 
 def _of_text(columns: Columns, name: str, text: Any, bad: BadLines) -> npt.NDArray[Any]:
-    pa = arrow.load()
+    pa = delimited.load()
     for spaces in (True, False):
         for form in FORMS:
             try:
@@ -307,7 +307,7 @@ def _checked(
 
 
 def _cast(text: Any, form: str) -> Floats:
-    pa = arrow.load()
+    pa = delimited.load()
     if form == "seconds since 1970":
         return np.asarray(_numpy(text.cast(pa.arrow.float64()), math.nan))
     zone = "UTC" if form == "dates with a zone" else None

@@ -31,12 +31,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.arrays import Counts, Floats, Ids
-from tessera.learning.initial import Zeros
-from tessera.learning.lazy_table import LazyTable
-from tessera.learning.learning_rate import spelt_out
-from tessera.learning.table_spec import TableSpec
-from tessera.learning.tables import StoredTable
+from tessera.learning.tables.arrays import Counts, Floats, Ids
+from tessera.learning.tables.initial import Zeros
+from tessera.learning.tables.lazy_table import LazyTable
+from tessera.learning.tables.spec import TableSpec
+from tessera.learning.tables.stored import StoredTable
+from tessera.learning.training.settings import spelt_out
 
 Optimizer: TypeAlias = Literal["plain", "momentum", "adaptive"]
 

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from tessera.data.examples import NONE, Examples
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.arrays import Floats, Ids, distinct
 from tessera.learning.declaration import Derived
-from tessera.learning.derived_map import DerivedMap
-from tessera.learning.initial import Given, Rule
-from tessera.learning.lazy_table import LazyTable
 from tessera.learning.spelling import closest
-from tessera.learning.table_spec import TableSpec
-from tessera.learning.tables import DenseTable, StoredTable
+from tessera.learning.tables.arrays import Floats, Ids, distinct
+from tessera.learning.tables.derived_map import DerivedMap
+from tessera.learning.tables.initial import Given, Rule
+from tessera.learning.tables.lazy_table import LazyTable
+from tessera.learning.tables.spec import TableSpec
+from tessera.learning.tables.stored import DenseTable, StoredTable
 
 V = TypeVar("V")
 

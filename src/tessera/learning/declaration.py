@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tessera.learning.arrays import Ids
-from tessera.learning.initial import Rule
+from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.initial import Rule
 
 Source: TypeAlias = npt.NDArray[np.integer[Any]] | Callable[[Ids], npt.NDArray[np.integer[Any]]]
 """A public map from a parent's rows: an array over all of them, or a function of ids."""

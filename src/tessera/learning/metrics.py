@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tessera.data.examples import LABEL, ClientData, Examples
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.click_statistics import ClickStatistics, Numbers, auc, log_loss
+from tessera.learning.scores import ClickStatistics, Numbers, auc, log_loss
 
 Statistics: TypeAlias = npt.NDArray[np.int64]
 """Sufficient statistics of a metric: whole numbers that add up over clients."""

@@ -17,13 +17,13 @@ from tessera.data.clicks import PRIOR_RATE
 from tessera.data.examples import NONE, Examples
 from tessera.data.row_names import RowNames
 from tessera.errors import ConfigError
-from tessera.learning.arrays import Floats, Ids
 from tessera.learning.bound_model import BoundTable
 from tessera.learning.declaration import Derived
 from tessera.learning.module_tables import Tables
 from tessera.learning.scores import RowSource, evaluate
 from tessera.learning.softmax import Softmax
 from tessera.learning.spelling import closest
+from tessera.learning.tables.arrays import Floats, Ids
 
 Kind: TypeAlias = tuple[str, int]
 """A column's type and dimensions, as ("int64", 2) for one sequence of ids per example."""

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from tessera.data.examples import ClientData, Examples
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.click_statistics import Numbers
 from tessera.learning.metrics import Few, Statistics, share_of
+from tessera.learning.scores import Numbers
 
 Doubles = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -1,6 +1,6 @@
 """Set-up: what clients agree on before the first round, and what each then works out for itself.
 
-A sum over all clients is taken first (`engines/setup.py`), through the secure sum where the scheme
+A sum over all clients is taken first (`runs/setup.py`), through the secure sum where the scheme
 has one: for ratings their number and their total, so that all know the mean. The mean is a release,
 exact and to the server, too, or with noise, where a plan protects users; a run's folder says so.
 Then every client fits its mask, if it has one, on its own ratings, and keeps it. Masks that are

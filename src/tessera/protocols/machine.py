@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Final, Protocol
 
+from tessera import wire
 from tessera.errors import (
     MisuseError,
     PeerError,
@@ -32,8 +33,8 @@ from tessera.errors import (
     WireError,
 )
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
-from tessera.protocols import stored, wire
-from tessera.protocols.stored import MARK_BYTES, Context, Kept, Owner
+from tessera.wire import stored
+from tessera.wire.stored import MARK_BYTES, Context, Kept, Owner
 
 MAXREASON: Final = 500
 """Bytes of a reason that a tombstone keeps, so that it stays under 1 kB."""

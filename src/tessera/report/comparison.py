@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tessera.privacy.bound import in_words
-from tessera.privacy.mechanism import NoAccount
+from tessera.privacy.dp.mechanism import NoAccount
+from tessera.privacy.index.bound import in_words
 from tessera.report.figures import RunFigures
 from tessera.report.lineup import differing
 from tessera.report.numbers import NOT_MEASURED, epsilon, score, seconds, share, signed

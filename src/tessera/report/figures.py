@@ -16,15 +16,15 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from tessera.engines.runs import RunFolder
-from tessera.privacy.exposure import epsilon_longitudinal, epsilon_per_round
-from tessera.privacy.guarantee import json_number
-from tessera.privacy.response import IndexPrivacy
-from tessera.report import faults
+from tessera.plan import Plan
+from tessera.privacy.dp.guarantee import json_number
+from tessera.privacy.index.exposure import epsilon_longitudinal, epsilon_per_round
+from tessera.privacy.index.response import IndexPrivacy
+from tessera.report import words
 from tessera.report.numbers import NOT_MEASURED
 from tessera.rounds import charged, schemes
-from tessera.rounds.plan import Plan
 from tessera.rounds.schemes import SchemeEntry
+from tessera.runs.folder import RunFolder
 
 TRAIN: Final = "train"
 """The one cost category that is not part of a protocol."""
@@ -51,7 +51,7 @@ class RunFigures:
         return cls(
             run=run,
             rounds=tuple(run.rounds()),
-            abort_reasons=faults.abort_reasons(run.events()),
+            abort_reasons=words.abort_reasons(run.events()),
             label=str(run.fact("scheme")),
         )
 
@@ -343,7 +343,7 @@ class RunFigures:
             "rounds_planned": self.planned,
             "rounds_given_up": self.aborted,
             "why_given_up": dict(self.abort_reasons),
-            **faults.in_rounds(self.rounds),
+            **words.in_rounds(self.rounds),
             "rounds_measured": None if self.central else len(self.measured_rounds),
             "rounds_secure": len(self.secure_rounds) if self.secure else None,
             "cohort": self.cohort,

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from tessera.errors import ConfigError
-from tessera.report import style
+from tessera.report import document
 from tessera.report.markup import Markup, tag
 
 
@@ -65,7 +65,9 @@ def card(title: str, facts: Mapping[str, Any], *more: Markup) -> str:
 
 def standalone(chart: Markup) -> str:
     """A chart of a page as an SVG of its own, in the page's colours on white."""
-    sheet = f"svg {{ {style.LIGHT} background: #fff; }} {style.CHARTS} {style.curve_rules()}"
+    sheet = (
+        f"svg {{ {document.LIGHT} background: #fff; }} {document.CHARTS} {document.curve_rules()}"
+    )
     head = '<svg xmlns="http://www.w3.org/2000/svg" '
     opened, _, rest = str(chart).replace("<svg ", head, 1).partition(">")
     return f"{opened}><style>{sheet}</style>{rest}\n"

@@ -1,6 +1,6 @@
 """A plan with a paper's algorithm as printed: its noise, its claim, and what holds instead.
 
-Marathe and Kanani 2022, `CentralSubDP` and `LocalSubDP` (`privacy/subjects.py`). Neither has an
+Marathe and Kanani 2022, `CentralSubDP` and `LocalSubDP` (`privacy/dp/subjects.py`). Neither has an
 account: noise goes by the batch. The claim stands wherever a number would, and is named as printed.
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tessera.errors import MisuseError
-from tessera.privacy.accounting import epsilon
-from tessera.privacy.guarantee import Adjacency, json_number
-from tessera.privacy.subjects import Printed, PrintedNoise
-from tessera.rounds.plan import DPPlan, Plan
+from tessera.plan import DPPlan, Plan
+from tessera.privacy.dp.accounting import epsilon
+from tessera.privacy.dp.guarantee import Adjacency, json_number
+from tessera.privacy.dp.subjects import Printed, PrintedNoise
 
 SIZES: Final = (1, 2, 4, 8)
 """Records of one person in a batch, for which the noise is shown."""

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tessera.rounds.plan import Plan
-from tessera.rounds.plan.noisy_vector import NoisyVector
+from tessera.plan import Plan
+from tessera.plan.noisy_vector import NoisyVector
 
 Integers = npt.NDArray[np.int64]
 

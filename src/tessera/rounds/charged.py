@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tessera.privacy.events import WHICH_ROWS
+from tessera.plan import Plan
+from tessera.privacy.dp.events import WHICH_ROWS
 from tessera.rounds import dp
-from tessera.rounds.plan import Plan
 
 NOT_CHARGED: Final = "simulation only, not charged"
 """How every exact figure is marked; in files it is the key under which their names are."""

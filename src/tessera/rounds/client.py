@@ -14,16 +14,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Self
 
+from tessera import wire
 from tessera.crypto.entropy import Entropy, RootedEntropy
 from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError, ServerFault
 from tessera.ids import SERVER, ClientId, Party, RoundId, TableId
-from tessera.learning.arrays import Floats, Ids
-from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
-from tessera.privacy.events import THE_SUMS, THE_UNION, IndexAnswers
-from tessera.privacy.period import FrozenPeriod, freeze, must_not_be_early
-from tessera.protocols import wire
+from tessera.learning.tables.arrays import Floats, Ids
+from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart
+from tessera.plan import UNION, NoiseFrom, Plan
+from tessera.privacy.dp.events import THE_SUMS, THE_UNION, IndexAnswers
+from tessera.privacy.index.period import FrozenPeriod, freeze, must_not_be_early
 from tessera.protocols.machine import (
     Follower,
     Left,
@@ -35,14 +36,13 @@ from tessera.protocols.machine import (
     Steps,
     shortened,
 )
-from tessera.protocols.plainsum import PlainClient
+from tessera.protocols.plain import PlainClient
 from tessera.protocols.secagg import messages as secagg
 from tessera.protocols.secagg.binding import Received
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.states import Reveal
-from tessera.protocols.stored import Kept, Owner
 from tessera.rounds import delivery, encode, group_check, schemes, select
 from tessera.rounds.client_states import (
     AT_WORK,
@@ -58,7 +58,6 @@ from tessera.rounds.client_states import (
     UpdateSent,
 )
 from tessera.rounds.clipped_vector import noise_stream
-from tessera.rounds.coins import coins_of
 from tessera.rounds.encode import Clipped, RowWords
 from tessera.rounds.ideal import IdealClient, Offered, SparseInput, TrustedParty
 from tessera.rounds.local_state import LocalState, Word, check_rows
@@ -68,9 +67,9 @@ from tessera.rounds.messages import (
     UnionOpened,
     most_union_bytes,
 )
-from tessera.rounds.plan import UNION, NoiseFrom, Plan
-from tessera.rounds.root import draw_root
+from tessera.rounds.root import coins_of, draw_root
 from tessera.rounds.select import Selection
+from tessera.wire.stored import Kept, Owner
 
 OWN: Final = (*FROM_SERVER, RoundOver)
 """Messages that are the round's and not the sum's."""

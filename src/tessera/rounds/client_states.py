@@ -10,17 +10,17 @@ from typing import Annotated, Any, Final
 
 import numpy.typing as npt
 
+from tessera import wire
 from tessera.ids import TableId
-from tessera.learning.submodel import ModelUpdate
-from tessera.protocols import wire
-from tessera.protocols.plainsum import PlainClient
+from tessera.learning.tables.submodel import ModelUpdate
+from tessera.protocols.plain import PlainClient
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.params import MAX_TABLES
 from tessera.protocols.secagg.phases import MAX_SUM_BYTES
-from tessera.protocols.stored import ByDigest, Inner, Kept
 from tessera.rounds.ideal import IdealClient
 from tessera.rounds.messages import Download, RowsByTable, UnionOpened
 from tessera.rounds.root import StoredRoot
+from tessera.wire.stored import ByDigest, Inner, Kept
 
 Sum = Annotated[Client | PlainClient | IdealClient, Inner("sum")]
 KeptUnion = Annotated[Kept[UnionOpened], ByDigest(UnionOpened)]

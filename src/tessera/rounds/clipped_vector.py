@@ -22,11 +22,11 @@ from tessera.crypto.prg import Label, Stream, uniform
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.ids import Party, RoundId
-from tessera.learning.arrays import Ids
 from tessera.learning.quantize import signed
-from tessera.learning.submodel import ModelUpdate
-from tessera.rounds.plan import Plan
-from tessera.rounds.plan.noisy_vector import NoisyVector
+from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.submodel import ModelUpdate
+from tessera.plan import Plan
+from tessera.plan.noisy_vector import NoisyVector
 
 Values = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]

@@ -19,10 +19,10 @@ from tessera.crypto.prg import Label, Stream, uniform
 from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, RoundId
+from tessera.plan import Plan, Sharing
+from tessera.plan.drawn_cohort import GIVEN_UP, boundary
 from tessera.rounds import schemes
 from tessera.rounds.fixed_groups import FixedGroup, with_newcomers
-from tessera.rounds.plan import Plan, Sharing
-from tessera.rounds.plan.drawn_cohort import GIVEN_UP, boundary
 
 
 def drawn_in_secret(

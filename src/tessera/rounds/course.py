@@ -22,15 +22,15 @@ from typing import Final
 
 from tessera.errors import MisuseError, RoundAborted
 from tessera.ids import ClientId, RoundId
+from tessera.plan import Plan
 from tessera.protocols.secagg.identity import Identity
 from tessera.rounds import schemes
 from tessera.rounds.cohorts import Cohorts
 from tessera.rounds.encode import RoundResult, by_expected, merged
 from tessera.rounds.events import RoundAbort, RoundFinished, RoundStarted
-from tessera.rounds.farewell import OUT_OF_BOUNDS
 from tessera.rounds.fixed_groups import FixedGroup
+from tessera.rounds.messages import OUT_OF_BOUNDS
 from tessera.rounds.noisy_sum import printed_result
-from tessera.rounds.plan import Plan
 from tessera.rounds.roles import HelperParty, RoundServer, ServerParty, StoredRole
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.two_server.helper import HelperRound

@@ -19,13 +19,13 @@ from tessera.crypto import kernel
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.ids import RoundId, StageId, TableId
-from tessera.learning.arrays import Floats, Ids
-from tessera.learning.submodel import TablePart
-from tessera.learning.tables import StoredTable
+from tessera.learning.tables.arrays import Floats, Ids
+from tessera.learning.tables.stored import StoredTable
+from tessera.learning.tables.submodel import TablePart
+from tessera.plan import Plan
 from tessera.protocols.secagg.binding import NOTHING, Digests, Received
 from tessera.rounds import schemes, select
 from tessera.rounds.messages import Download
-from tessera.rounds.plan import Plan
 
 ROWS_SENT: Final = b"row sent"
 """BLAKE2s' personalisation: no other hash in the tree is the same function."""

@@ -16,8 +16,10 @@ from typing import Final
 from tessera.crypto.noise import DISTANCE
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
-from tessera.privacy.conversion import Bounds
-from tessera.privacy.events import (
+from tessera.plan import DPPlan, Metrics, NoiseFrom, NoisyRows, Plan, Sharing
+from tessera.plan.drawn_cohort import GIVEN_UP, LONGER
+from tessera.privacy.dp.conversion import Bounds
+from tessera.privacy.dp.events import (
     THE_METRICS,
     THE_ROWS,
     THE_SETUP_SUM,
@@ -26,10 +28,10 @@ from tessera.privacy.events import (
     THE_WRITTEN_ROWS,
     NoisySum,
 )
-from tessera.privacy.guarantee import Guarantee, Observer, Unit
-from tessera.privacy.ledger import Ledger, Limit
-from tessera.privacy.mechanism import NoAccount
-from tessera.privacy.noise_setting import (
+from tessera.privacy.dp.guarantee import Guarantee, Observer, Unit
+from tessera.privacy.dp.ledger import Ledger, Limit
+from tessera.privacy.dp.mechanism import NoAccount
+from tessera.privacy.dp.noise_setting import (
     MARKS_MOVE,
     MOST_MOVE,
     Coins,
@@ -39,10 +41,8 @@ from tessera.privacy.noise_setting import (
     Visibility,
     row_moves,
 )
-from tessera.privacy.subjects import Printed
+from tessera.privacy.dp.subjects import Printed
 from tessera.rounds import as_printed, schemes
-from tessera.rounds.plan import DPPlan, Metrics, NoiseFrom, NoisyRows, Plan, Sharing
-from tessera.rounds.plan.drawn_cohort import GIVEN_UP, LONGER
 from tessera.rounds.schemes import Rows, SchemeEntry, Sums
 
 EXACT: Final = {

@@ -20,19 +20,19 @@ from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError
 from tessera.ids import ClientId, RoundId
-from tessera.learning.arrays import Ids, distinct
 from tessera.learning.averaging import TableMean
 from tessera.learning.quantize import Quantizer, signed
-from tessera.learning.residual import Residual
 from tessera.learning.selection import sent_of
-from tessera.learning.submodel import ModelUpdate
-from tessera.protocols.index_set import client_set
+from tessera.learning.tables.arrays import Ids, distinct
+from tessera.learning.tables.submodel import ModelUpdate
+from tessera.learning.training.residual import Residual
+from tessera.plan import Plan, TablePlan
 from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.unmask import surviving
 from tessera.rounds import schemes
 from tessera.rounds.bounds import SumBounds
 from tessera.rounds.clipped_vector import add_noise, clipped_vector
-from tessera.rounds.plan import Plan, TablePlan
+from tessera.wire.index_set import client_set
 
 NOTHING: Final = "training gave nothing"
 """Why a client sends zeros whose caller gave it no update."""

@@ -5,7 +5,7 @@ and cut into groups of the plan's size; who is left over waits. A group that is 
 takes nobody in and nobody leaves it, since two groups with few members in common would tell them
 apart. So one more client moves nobody. That is kept, not computed: with groups of one size,
 who meets whom depends on who was there when a group was formed. A server stores its groups with its
-clients, and a client its own when it first meets them (`privacy/period.py`).
+clients, and a client its own when it first meets them (`privacy/index/period.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
-from tessera.rounds.plan import Plan
+from tessera.plan import Plan
 
 FixedGroup: TypeAlias = tuple[ClientId, ...]
 

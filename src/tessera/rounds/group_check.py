@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tessera.ids import TableId
-from tessera.privacy.period import AnotherGroup, PeriodStore
-from tessera.privacy.response import IndexPrivacy
+from tessera.plan import Plan
+from tessera.privacy.index.period import AnotherGroup, PeriodStore
+from tessera.privacy.index.response import IndexPrivacy
 from tessera.protocols.secagg.messages import Roster
-from tessera.rounds.plan import Plan
 
 
 def names_everything(plan: Plan, own: IndexPrivacy) -> bool:

@@ -17,13 +17,13 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from tessera import wire
 from tessera.crypto.group import Words
 from tessera.errors import MisuseError, PeerError, RoundAborted
 from tessera.ids import SERVER, ClientId, Party, RoundId, StageId, TableId
-from tessera.learning.arrays import Ids, distinct
-from tessera.learning.submodel import ModelUpdate, Submodel
-from tessera.protocols import wire
-from tessera.protocols.index_set import client_array, client_set
+from tessera.learning.tables.arrays import Ids, distinct
+from tessera.learning.tables.submodel import ModelUpdate, Submodel
+from tessera.plan import UNION, Plan
 from tessera.protocols.machine import Outbound, to_all
 from tessera.protocols.secagg import groups
 from tessera.protocols.secagg.masking import Input
@@ -33,10 +33,10 @@ from tessera.protocols.secagg.phases import StageSum, TableSum
 from tessera.protocols.secagg.server import Server
 from tessera.protocols.secagg.states import Reveal
 from tessera.protocols.secagg.unmask import shrunk, surviving
-from tessera.protocols.stored import Kept
 from tessera.rounds import schemes
 from tessera.rounds.encode import RowWords
-from tessera.rounds.plan import UNION, Plan
+from tessera.wire.index_set import client_array, client_set
+from tessera.wire.stored import Kept
 
 RoundTrainer = Callable[[Mapping[ClientId, Submodel]], Mapping[ClientId, ModelUpdate | None]]
 """Trains what clients have fetched, all together; None where nothing came of it."""

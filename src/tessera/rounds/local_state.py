@@ -8,24 +8,24 @@ from enum import Enum
 from typing import Protocol
 
 from tessera.crypto.secret import Secret
-from tessera.data.own_names import OwnNames
+from tessera.data.row_names import OwnNames
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
-from tessera.learning.arrays import Ids
-from tessera.learning.derived_map import DerivedMap
-from tessera.learning.residual import Residual
-from tessera.learning.submodel import TablePart
-from tessera.privacy.conversion import Bounds
-from tessera.privacy.events import THE_UNION, ExactRelease
-from tessera.privacy.ledger import Ledger
-from tessera.privacy.period import Agreement, PeriodStore
-from tessera.privacy.response import IndexPrivacy
+from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.derived_map import DerivedMap
+from tessera.learning.tables.submodel import TablePart
+from tessera.learning.training.residual import Residual
+from tessera.plan import Plan, Sharing
+from tessera.privacy.dp.conversion import Bounds
+from tessera.privacy.dp.events import THE_UNION, ExactRelease
+from tessera.privacy.dp.ledger import Ledger
+from tessera.privacy.index.period import Agreement, PeriodStore
+from tessera.privacy.index.response import IndexPrivacy
 from tessera.protocols.machine import RoundOutcome
 from tessera.protocols.secagg.params import Threat
 from tessera.protocols.two_server.key_period import MemoryStore, OwnKeyStore
 from tessera.protocols.union.decoys import Catalogue, WholeTable
 from tessera.rounds import dp, schemes
-from tessera.rounds.plan import Plan, Sharing
 
 
 class Word(Enum):
@@ -68,7 +68,7 @@ class LocalState:
     own_rounds: int | None = None  # its own least rounds in a period, where they are not the plan's
     sharing: Sharing | None = None  # its own choice, where it differs from the plan's
     indicator: float | None = None  # how far its mask is from its ratings, by its own estimate
-    secret: Secret | None = field(default=None, repr=False)  # its lasting one (`rounds/coins.py`)
+    secret: Secret | None = field(default=None, repr=False)  # its lasting one (`rounds/root.py`)
     rows: CarriedRows | None = field(default=None, repr=False)  # of tables that never leave it
     broken: str = ""  # why its last training gave nothing: known to this client alone
     residual: Residual | None = field(default=None, repr=False)  # what it has not sent yet

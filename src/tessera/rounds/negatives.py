@@ -14,7 +14,7 @@ import numpy as np
 
 from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
-from tessera.learning.arrays import Ids
+from tessera.learning.tables.arrays import Ids
 from tessera.protocols.union import decoys
 
 

@@ -24,12 +24,12 @@ from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.averaging import TableMean
-from tessera.privacy.subjects import Printed
+from tessera.plan import NoiseFrom, Plan
+from tessera.privacy.dp.subjects import Printed
 from tessera.protocols.secagg.phases import StageSum
 from tessera.rounds import as_printed, dp
 from tessera.rounds.clipped_vector import add_noise, noise_stream
 from tessera.rounds.encode import RoundResult
-from tessera.rounds.plan import NoiseFrom, Plan
 
 
 def noisy_total(plan: Plan, total: StageSum, secret: Secret, round_id: RoundId) -> StageSum:

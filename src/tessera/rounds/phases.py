@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from tessera.plan import Plan
 from tessera.protocols.secagg.params import Threat
-from tessera.rounds.plan import Plan
 
 KEYS: Final = "keys"
 UNION: Final = "union"

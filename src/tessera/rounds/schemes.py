@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from tessera.errors import ConfigError, MisuseError
+from tessera.plan import Plan, Scheme
+from tessera.plan.reference import texts_of
 from tessera.rounds import phases
 from tessera.rounds.phases import CostCategories, Phase
-from tessera.rounds.plan import Plan, Scheme
-from tessera.rounds.plan.keys import texts_of
 
 if TYPE_CHECKING:
     from tessera.rounds.roles import Roles

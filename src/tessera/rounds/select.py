@@ -16,12 +16,12 @@ from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.ids import RoundId
-from tessera.learning.arrays import Ids
-from tessera.learning.derived_map import DerivedMap
-from tessera.privacy.period import FrozenPeriod, keyed_subset
+from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.derived_map import DerivedMap
+from tessera.plan import Plan
+from tessera.privacy.index.period import FrozenPeriod, keyed_subset
 from tessera.protocols.union.decoys import Catalogue, with_decoys
 from tessera.rounds.messages import UnionOpened
-from tessera.rounds.plan import Plan
 
 Maps = Mapping[str, DerivedMap]
 

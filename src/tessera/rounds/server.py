@@ -9,14 +9,16 @@ from typing import Annotated, ClassVar, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from tessera import wire
 from tessera.crypto.entropy import Entropy, RootedEntropy
 from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, RoundAborted
 from tessera.ids import SERVER, ClientId, Party, RoundId, TableId, clients_in
-from tessera.learning.arrays import Ids
-from tessera.learning.derived_map import DerivedMap
-from tessera.learning.tables import StoredTable
-from tessera.protocols import plainsum, wire
+from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.derived_map import DerivedMap
+from tessera.learning.tables.stored import StoredTable
+from tessera.plan import UNION, Plan
+from tessera.protocols import plain
 from tessera.protocols.machine import (
     REASON,
     Closes,
@@ -29,23 +31,21 @@ from tessera.protocols.machine import (
     shortened,
     to_all,
 )
-from tessera.protocols.plainsum import PlainServer
+from tessera.protocols.plain import PlainServer
 from tessera.protocols.secagg import messages as secagg
 from tessera.protocols.secagg.groups import distinct, places_in
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.phases import StageSum, StageSums
 from tessera.protocols.secagg.server import Server
-from tessera.protocols.stored import ByDigest, Inner, Kept, Owner
 from tessera.rounds import encode, schemes, select
 from tessera.rounds.clipped_vector import within_bound
 from tessera.rounds.delivery import SentModel
 from tessera.rounds.encode import RoundResult
-from tessera.rounds.farewell import farewells
 from tessera.rounds.ideal import IdealServer, TrustedParty, opened_ids, posted
-from tessera.rounds.messages import Download, UnionOpened
+from tessera.rounds.messages import Download, UnionOpened, farewells
 from tessera.rounds.noisy_sum import noisy_total
-from tessera.rounds.plan import UNION, Plan
 from tessera.rounds.root import StoredRoot, draw_root
+from tessera.wire.stored import ByDigest, Inner, Kept, Owner
 
 Sum = Annotated[Server | PlainServer | IdealServer, Inner("sum")]
 MaybeUnion = Annotated[Kept[UnionOpened] | None, wire.Maybe(ByDigest(UnionOpened))]
@@ -108,7 +108,7 @@ class ServerRound(Coordinator):
     ROLE = "server of a round"
     STATES = (*AT_WORK, RoundSummed, RoundStopped)
     PHASES: ClassVar = {RoundSummed: "done", RoundStopped: "aborted"}
-    FROM_CLIENT = (*secagg.FROM_CLIENT, *plainsum.FROM_CLIENT)
+    FROM_CLIENT = (*secagg.FROM_CLIENT, *plain.FROM_CLIENT)
 
     def __init__(
         self,

@@ -15,14 +15,14 @@ from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.errors import MisuseError
 from tessera.ids import RoundId
-from tessera.learning.arrays import Floats
 from tessera.learning.averaging import Averaging, ServerStep
-from tessera.learning.derived_map import DerivedMap
 from tessera.learning.popularity import Popularity
-from tessera.learning.tables import StoredTable
+from tessera.learning.tables.arrays import Floats
+from tessera.learning.tables.derived_map import DerivedMap
+from tessera.learning.tables.stored import StoredTable
+from tessera.plan import Plan
 from tessera.rounds import dp
 from tessera.rounds.encode import RoundResult
-from tessera.rounds.plan import Plan
 
 DENSE: Final = "dense"
 """The dense part's name beside what the step remembers of it."""

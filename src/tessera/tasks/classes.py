@@ -9,9 +9,9 @@ import torch
 
 from tessera.data.examples import ClientData
 from tessera.learning.architecture import build
-from tessera.learning.local import class_loss
 from tessera.learning.metrics import ClassMetric
 from tessera.learning.module_tables import Tables
+from tessera.learning.training.local import class_loss
 from tessera.tasks.task import Recommended, Task
 
 TEXT: Final[Mapping[str, Any]] = {"width": 100, "filters": 100}

@@ -18,11 +18,11 @@ from tessera.data.amazon import amazon
 from tessera.data.classes import TEST
 from tessera.data.examples import ClientData
 from tessera.data.files import VARIABLE
+from tessera.data.lastfm import RATINGS
 from tessera.data.mnist import mnist
 from tessera.data.movielens import movielens_1m, movielens_100k, shops_1m
-from tessera.data.named import RATINGS
-from tessera.data.own_names import OwnNames
 from tessera.data.plays import plays
+from tessera.data.row_names import OwnNames
 from tessera.data.speakers_like import speakers_like
 from tessera.data.taobao import taobao
 from tessera.data.taobao_like import taobao_like
@@ -31,9 +31,9 @@ from tessera.data.words import spoken, words_of
 from tessera.errors import ConfigError
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.declaration import Table
-from tessera.learning.local_training import LocalTraining
 from tessera.learning.softmax import Softmax
 from tessera.learning.spelling import closest
+from tessera.learning.training.settings import LocalTraining
 from tessera.tasks import classes, clicks, options, ratings, words
 from tessera.tasks.task import CentralSettings, PrivateSettings, Recommended, Task
 

@@ -21,18 +21,18 @@ from tessera.learning.architecture import build
 from tessera.learning.averaging import ServerStep
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.declaration import Local, Table
-from tessera.learning.local import Learner
-from tessera.learning.local_training import LocalTraining
 from tessera.learning.metrics import RatingMetric
 from tessera.learning.models.factorization import Factorizer, rating_loss
 from tessera.learning.models.features import ORDERS
 from tessera.learning.models.masked import MaskTraining
 from tessera.learning.models.refitted import Refitter
 from tessera.learning.module_tables import Tables
-from tessera.learning.noisy.factors import NoisyFactorizer
-from tessera.learning.noisy.steps import NoisySteps
 from tessera.learning.ratings import FACTORS, NO_MASK, refit_penalty
 from tessera.learning.setup import RatingSetup
+from tessera.learning.training.local import Learner
+from tessera.learning.training.noisy.factors import NoisyFactorizer
+from tessera.learning.training.noisy.steps import NoisySteps
+from tessera.learning.training.settings import LocalTraining
 from tessera.tasks.task import Recommended, Task
 
 MODEL: Final[Mapping[str, Any]] = {

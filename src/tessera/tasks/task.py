@@ -17,15 +17,15 @@ from tessera.data.examples import ClientData
 from tessera.data.negatives import placeholders
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.central import Optimizer
-from tessera.learning.local import Learner, Loss, click_loss
-from tessera.learning.local_training import LocalTraining
 from tessera.learning.metrics import ClickMetric, Metric
 from tessera.learning.module_tables import Tables
-from tessera.learning.noisy.steps import NoisySteps
 from tessera.learning.setup import Setup
 from tessera.learning.softmax import Softmax
-from tessera.learning.trial import try_out
+from tessera.learning.training.central import Optimizer
+from tessera.learning.training.local import Learner, Loss, click_loss
+from tessera.learning.training.noisy.steps import NoisySteps
+from tessera.learning.training.settings import LocalTraining
+from tessera.learning.training.trial import try_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

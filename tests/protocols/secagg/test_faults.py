@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import harness
+from tessera import wire
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
-from tessera.engines.faults import Corrupt, Delay, Drop, Duplicate, Lie, Reorder, Replay
 from tessera.errors import MisuseError, PeerError, ServerFault
 from tessera.ids import SERVER, ClientId, RoundId, StageId
-from tessera.protocols import wire
 from tessera.protocols.machine import Left, Outbound
 from tessera.protocols.secagg import binding, messages
 from tessera.protocols.secagg.client import Client
@@ -24,7 +23,8 @@ from tessera.protocols.secagg.params import Threat
 from tessera.protocols.secagg.server import Server
 from tessera.protocols.secagg.session import Session, advert_of
 from tessera.protocols.secagg.states import AwaitingGroups, Reveal
-from tessera.protocols.stored import Kept
+from tessera.simulation.faults import Corrupt, Delay, Drop, Duplicate, Lie, Reorder, Replay
+from tessera.wire.stored import Kept
 
 UP = ["advertise", "share", "reveal", "collect", "consistency", "unmask"]
 DOWN = ["Roster", "ForwardedShares", "RowGroups", "SurvivorList", "ConsistencyProof"]

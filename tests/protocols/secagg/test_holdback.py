@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import harness
+from tessera import wire
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.field import Field
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
-from tessera.engines.faults import Drop
 from tessera.errors import ConfigError, PeerError
 from tessera.ids import ClientId
-from tessera.protocols import wire
 from tessera.protocols.secagg import holdback
 from tessera.protocols.secagg.messages import RevealedShares
 from tessera.protocols.secagg.params import Threat
 from tessera.protocols.secagg.server import Server
+from tessera.simulation.faults import Drop
 
 
 def strict(clients: int = 7, bits: int = 20, **more) -> harness.Cohort:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import harness
+from tessera import wire
 from tessera.crypto.field import Field
 from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import TableId
-from tessera.protocols import wire
 from tessera.protocols.secagg import graph
 from tessera.protocols.secagg.params import GraphKind, RowSumSpec, StageSpec, Threat
 

@@ -18,7 +18,7 @@ from tessera.errors import PeerError, RoundAborted
 from tessera.ids import ClientId
 from tessera.protocols.secagg import recovery
 from tessera.protocols.secagg.recovery import RecoveryTask, recover
-from tessera.protocols.stored import Kept
+from tessera.wire.stored import Kept
 
 HOLDERS = [ClientId(c) for c in range(10, 20)]
 LIMBS = Field(17)

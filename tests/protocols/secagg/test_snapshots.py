@@ -10,14 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import harness
+from tessera import wire
 from tessera.crypto.keys import unseal
 from tessera.crypto.prg import Label
 from tessera.crypto.ring import Ring
-from tessera.engines.faults import Drop
 from tessera.errors import CryptoError, WrongSnapshot
 from tessera.ids import SERVER, ClientId
-from tessera.protocols import wire
-from tessera.protocols.index_set import client_array
 from tessera.protocols.secagg import transcript
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.masking import Input
@@ -33,6 +31,8 @@ from tessera.protocols.secagg.params import GraphKind, Threat
 from tessera.protocols.secagg.server import Server
 from tessera.protocols.secagg.session import neighbourhood
 from tessera.protocols.secagg.states import Finished, Reveal
+from tessera.simulation.faults import Drop
+from tessera.wire.index_set import client_array
 
 KINDS = [
     {"threat": Threat.SEMI_HONEST},

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 import harness
 from tessera.crypto.field import Field
 from tessera.crypto.ring import Ring
-from tessera.engines.faults import Drop
 from tessera.protocols.secagg.graph import fewest_members
 from tessera.protocols.secagg.params import GraphKind, SecAggParams, Threat
 from tessera.protocols.secagg.session import neighbourhood
+from tessera.simulation.faults import Drop
 
 GROUPS = st.one_of(st.integers(8, 128).map(Ring), st.sampled_from([Field(31), Field(61)]))
 DENSE_PHASES = ["advertise", "share", "collect", "unmask"]

@@ -14,21 +14,21 @@ import pytest
 from scipy import stats
 
 import harness
+from tessera import wire
 from tessera.crypto import prg
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.keys import AgreementKey
 from tessera.crypto.prg import Label
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
-from tessera.engines.faults import Delay, Drop
 from tessera.ids import ClientId
-from tessera.protocols import wire
-from tessera.protocols.secagg import binding, mask_streams, states, transcript
+from tessera.protocols.secagg import binding, masking, states, transcript
 from tessera.protocols.secagg.messages import MaskedInput, RevealedShares, Roster
 from tessera.protocols.secagg.params import GraphKind, Threat
 from tessera.protocols.secagg.recovery import RecoveryTask, recover
 from tessera.protocols.secagg.session import Session, neighbourhood
 from tessera.protocols.secagg.standalone import Contribution, RowInput
+from tessera.simulation.faults import Delay, Drop
 
 ALARM = 1e-6
 BYTE = Ring(8)
@@ -99,9 +99,7 @@ def test_sums_over_part_of_the_cohort_are_uniform_even_without_self_masks(graph)
         for size, found in parts.items():
             total = BYTE.zeros(64)
             for client in cohort.clients[:size]:
-                own = mask_streams.dense_stream(
-                    session(cohort, client).self_seed(0), Label.SELF_MASK
-                )
+                own = masking.dense_stream(session(cohort, client).self_seed(0), Label.SELF_MASK)
                 BYTE.iadd(total, BYTE.unpack(masked[client].dense, 64))
                 prg.accumulate(BYTE, total, [own], [-1])
             found.append(total)
@@ -115,7 +113,7 @@ def rows_without_self_masks(
     total = BYTE.zeros((rows, width))
     positions = np.arange(rows, dtype=np.uint64)
     for client in clients:
-        own = mask_streams.row_stream(session(cohort, client).self_seed(0), Label.SELF_MASK, 0)
+        own = masking.row_stream(session(cohort, client).self_seed(0), Label.SELF_MASK, 0)
         BYTE.iadd(total, BYTE.unpack(masked[client].tables[0], rows * width).reshape(rows, width))
         prg.accumulate_rows(BYTE, total, [own], [-1], [positions], [positions])
     return total
@@ -194,14 +192,14 @@ def opened_by_the_server(ran: harness.Ran, victim: ClientId, key_stage: int) -> 
     message = next(m for m in received(ran, MaskedInput) if (m.sender, m.stage) == (victim, 0))
     group = params.stages[0].group
     words = group.unpack(message.dense, params.stages[0].dense)
-    streams = [mask_streams.dense_stream(seed, Label.SELF_MASK)]
+    streams = [masking.dense_stream(seed, Label.SELF_MASK)]
     nothing = binding.pair_binding(binding.agreed_digest())
     signs = [-1]
     for peer in cohort.clients:
         if peer != victim:
-            pair = mask_streams.pair_secret(key, public[peer], context, (victim, peer), 0, nothing)
-            streams.append(mask_streams.dense_stream(pair, Label.PAIR_MASK))
-            signs.append(-mask_streams.mask_sign(victim, peer))
+            pair = masking.pair_secret(key, public[peer], context, (victim, peer), 0, nothing)
+            streams.append(masking.dense_stream(pair, Label.PAIR_MASK))
+            signs.append(-masking.mask_sign(victim, peer))
     prg.accumulate(group, words, streams, signs)
     return words
 
@@ -285,8 +283,8 @@ def test_with_the_active_quorum_whomever_it_declares_gone_two_honest_members_sta
 
 
 def test_recorded_views_are_one_file_per_party_and_read_back(tmp_path):
-    from tessera.engines import views
     from tessera.errors import ConfigError
+    from tessera.simulation import views
 
     ran = harness.run(harness.Cohort.of(harness.params(4)))
     paths = ran.views.write(tmp_path / "views")

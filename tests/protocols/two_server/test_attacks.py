@@ -13,37 +13,37 @@ import pytest
 
 import two_servers
 from rounds.shops import one_table, shop
+from tessera import wire
 from tessera.crypto import dpf
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.keys import SealingKey, seal_to
 from tessera.crypto.secret import Secret
-from tessera.engines.cohort_training import TrainingOutcome
-from tessera.engines.views import Views
 from tessera.errors import CryptoError, MisuseError, PeerError, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId
-from tessera.learning.lazy_table import LazyTable
-from tessera.learning.submodel import ModelUpdate as RoundUpdate
-from tessera.learning.submodel import TableUpdate
-from tessera.protocols import wire
-from tessera.protocols.retrieval.messages import HelperAnswer, Query, SealedAnswer
-from tessera.protocols.retrieval.row_tags import RowTagCache
-from tessera.protocols.retrieval.server import Answerer
-from tessera.protocols.scatter import helper as helper_side
-from tessera.protocols.scatter import sums
-from tessera.protocols.scatter.client import RowUpdate as WrittenRows
-from tessera.protocols.scatter.client import Update
-from tessera.protocols.scatter.helper import ListFixed, WriteHelper
-from tessera.protocols.scatter.leader import AwaitingShare, CollectingReports, WriteLeader
-from tessera.protocols.scatter.messages import Closing, IncludedList, SumShare
+from tessera.learning.tables.lazy_table import LazyTable
+from tessera.learning.tables.submodel import ModelUpdate as RoundUpdate
+from tessera.learning.tables.submodel import TableUpdate
+from tessera.plan import TwoServerPlan
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.inbox import ReportInbox
 from tessera.protocols.two_server.keys import Reported
 from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.messages import Forwarded, HelperBox, Purpose
+from tessera.protocols.two_server.read.messages import HelperAnswer, Query, SealedAnswer
+from tessera.protocols.two_server.read.row_tags import RowTagCache
+from tessera.protocols.two_server.read.server import Answerer
 from tessera.protocols.two_server.replay_guard import MemoryReplayGuard
+from tessera.protocols.two_server.write import helper as helper_side
+from tessera.protocols.two_server.write import sums
+from tessera.protocols.two_server.write.client import RowUpdate as WrittenRows
+from tessera.protocols.two_server.write.client import Update
+from tessera.protocols.two_server.write.helper import ListFixed, WriteHelper
+from tessera.protocols.two_server.write.leader import AwaitingShare, CollectingReports, WriteLeader
+from tessera.protocols.two_server.write.messages import Closing, IncludedList, SumShare
 from tessera.rounds import encode
-from tessera.rounds.plan import TwoServerPlan
 from tessera.rounds.two_server.client import TwoServerClientRound
+from tessera.simulation.cohort_training import TrainingOutcome
+from tessera.simulation.views import Views
 
 ATTACKER = SealingKey.from_secret(ScriptedEntropy(b"attacker").secret("key"))
 TOP = 1 << 31

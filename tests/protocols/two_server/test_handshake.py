@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import two_servers
+from tessera import wire
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import MisuseError, PeerError, RoundAborted, ServerFault
 from tessera.ids import HELPER, SERVER
-from tessera.protocols import wire
 from tessera.protocols.two_server.handshake import HelperHandshake, LeaderHandshake, check_header
 from tessera.protocols.two_server.messages import (
     HandshakeConsent,

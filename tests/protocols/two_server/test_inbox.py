@@ -8,17 +8,17 @@ import pytest
 
 import harness
 import two_servers
+from tessera import wire
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.keys import SealingKey, seal_to
 from tessera.crypto.secret import Secret
 from tessera.errors import PeerError
 from tessera.ids import HELPER, SERVER, ClientId
-from tessera.protocols import wire
-from tessera.protocols.stored import Kept
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.inbox import ReportInbox
 from tessera.protocols.two_server.messages import Forwarded, HelperBox, Purpose
+from tessera.wire.stored import Kept
 
 
 class Desk:

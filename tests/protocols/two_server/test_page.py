@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 import two_servers
+from tessera import wire
 from tessera.ids import SERVER
-from tessera.protocols import wire
-from tessera.protocols.index_set import IndexSet
+from tessera.wire.index_set import IndexSet
 
 PAGE = Path(__file__).parents[3] / "docs" / "protocols" / "two-servers.md"
 

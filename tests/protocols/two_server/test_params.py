@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import two_servers
+from tessera import wire
 from tessera.crypto.cuckoo import STASH_ROWS, SimpleTable, bins_for
 from tessera.crypto.field import Field
 from tessera.crypto.forest import BITS, SELECTORS, Forest, Values
 from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
-from tessera.protocols import wire
 from tessera.protocols.two_server import params as params_module
 from tessera.protocols.two_server.params import (
     Read,

@@ -17,16 +17,16 @@ import numpy as np
 import pytest
 
 import two_servers
+from tessera import wire
 from tessera.crypto import dpf
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.secret import Secret
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.protocols import wire
-from tessera.protocols.scatter.client import RowUpdate, Update
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.key_period import ClientKeys, MemoryStore
 from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.messages import Purpose
+from tessera.protocols.two_server.write.client import RowUpdate, Update
 
 ALARM = 1e-6
 RUNS = 5000  # rounds for each of the two inputs; half of them to learn from

@@ -14,12 +14,12 @@ import contract
 from contract import CHECKS, Case, Tape, Wake
 from rounds.population import trainer
 from rounds.shops import Roles, two_server_plan
+from tessera import wire
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
-from tessera.protocols import wire
+from tessera.plan import DPPlan, NoiseFrom, Plan, UpdatePlan
 from tessera.protocols.machine import Aborted, Left, Outbound
 from tessera.protocols.two_server.key_period import MemoryStore
 from tessera.rounds.local_state import LocalState
-from tessera.rounds.plan import DPPlan, NoiseFrom, Plan, UpdatePlan
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.client_states import NotJoined
 from tessera.rounds.two_server.helper import HelperRound

@@ -1,6 +1,6 @@
 """A leader that lies has clients excluded after their list is closed: by the plan, and in a run.
 
-The rule itself is in tests/protocols/scatter/test_excluded.py.
+The rule itself is in tests/protocols/two_server/write/test_excluded.py.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import two_servers
 from rounds.population import federation
 from rounds.shops import finished, two_server_plan
 from tessera.ids import RoundId
-from tessera.protocols.scatter.leader import AwaitingCoin, AwaitingExclusions, WriteLeader
-from tessera.protocols.scatter.messages import CheckCoin
-from tessera.protocols.stored import Kept
+from tessera.protocols.two_server.write.leader import AwaitingCoin, AwaitingExclusions, WriteLeader
+from tessera.protocols.two_server.write.messages import CheckCoin
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.two_server import leader_roles
 from tessera.rounds.two_server.params import two_server_params
+from tessera.wire.stored import Kept
 
 
 class LyingLeader(WriteLeader):

@@ -10,33 +10,33 @@ import pytest
 
 from rounds.population import DENSE, GOODS, WIDTH, federation
 from rounds.shops import Break, Roles, finished, model_of, one_table, shop, two_server_plan
+from tessera import wire
 from tessera.crypto.cuckoo import STASH_ROWS, SimpleTable
 from tessera.crypto.keys import verify
-from tessera.engines.faults import Drop
-from tessera.engines.federation import Federation
-from tessera.engines.simulator import Simulator
-from tessera.engines.views import Views
 from tessera.errors import ConfigError, PeerError, RoundIsOver, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
-from tessera.learning.lazy_table import LazyTable
-from tessera.learning.local_training import FAILURES
-from tessera.learning.submodel import ModelUpdate, TableUpdate
-from tessera.learning.table_spec import TableSpec
-from tessera.protocols import wire
+from tessera.learning.tables.lazy_table import LazyTable
+from tessera.learning.tables.spec import TableSpec
+from tessera.learning.tables.submodel import ModelUpdate, TableUpdate
+from tessera.learning.training.settings import FAILURES
+from tessera.plan import Plan, SimulationPlan, TablePlan, TwoServerPlan
 from tessera.protocols.machine import Outbound, RoundOver
-from tessera.protocols.scatter.messages import OpenedSum
-from tessera.protocols.scatter.sums import TwoServerSum
 from tessera.protocols.two_server import handshake
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import Write
+from tessera.protocols.two_server.write.messages import OpenedSum
+from tessera.protocols.two_server.write.sums import TwoServerSum
 from tessera.protocols.union.choice import EncodingChoice
 from tessera.rounds.encode import NOTHING
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.messages import UnionOpened
-from tessera.rounds.plan import Plan, SimulationPlan, TablePlan, TwoServerPlan
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.params import served, two_server_params
 from tessera.rounds.two_server.write_cost import stash_of, write_cost
+from tessera.simulation.faults import Drop
+from tessera.simulation.federation import Federation
+from tessera.simulation.simulator import Simulator
+from tessera.simulation.views import Views
 
 VICTIM = ClientId(0)
 HELD = {0: [1, 2, 3], 1: [2, 9], 2: [3, 9, 20], 3: [2]}

@@ -9,15 +9,14 @@ import pytest
 
 from rounds.population import GOODS, federation
 from rounds.shops import Roles, alike, finished, model_of, two_server_plan
-from tessera.engines.dropouts import dropout_places, random_dropouts
-from tessera.engines.faults import Drop, Fault
-from tessera.engines.federation import Federation
 from tessera.errors import MisuseError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import ServerStep
+from tessera.plan import Plan, SimulationPlan
 from tessera.protocols.two_server.key_period import living
 from tessera.rounds.events import RoundAbort, RoundFinished
-from tessera.rounds.plan import Plan, SimulationPlan
+from tessera.simulation.faults import Drop, Fault, dropout_places, random_dropouts
+from tessera.simulation.federation import Federation
 
 UNITING = ("advertise", "share", "collect", "consistency", "unmask")
 SAMPLED = SimulationPlan(crypto="sampled", crypto_every=10_000)

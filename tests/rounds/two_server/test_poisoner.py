@@ -17,9 +17,9 @@ from tessera.crypto.forest import HEADER_BYTES
 from tessera.crypto.kernel.points import BLOCK
 from tessera.crypto.ring import Ring
 from tessera.ids import SERVER
-from tessera.protocols.scatter.client import RowUpdate, Update
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.layouts import layouts_of
+from tessera.protocols.two_server.write.client import RowUpdate, Update
 from tessera.rounds.bounds import SumBounds
 
 CLIENTS, ROWS, MOST, WIDTH, BITS = 100, 1000, 20, 4, 22

@@ -11,18 +11,21 @@ import pytest
 from rounds.population import trainer
 from rounds.shops import two_server_plan
 from rounds.two_server.test_waking import Round
+from tessera import wire
 from tessera.errors import MisuseError, RoundIsOver, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, Party
-from tessera.learning.lazy_table import LazyTable
-from tessera.protocols import wire
+from tessera.learning.tables.lazy_table import LazyTable
 from tessera.protocols.machine import Outbound
-from tessera.protocols.retrieval import client as retrieval_client
-from tessera.protocols.retrieval import server as retrieval_server
-from tessera.protocols.retrieval.messages import AnswersDue, Query
-from tessera.protocols.scatter import client as scatter_client
-from tessera.protocols.scatter import sums
-from tessera.protocols.scatter.helper import CoinTossed, HoldingReports, ListFixed
-from tessera.protocols.scatter.messages import (
+from tessera.protocols.two_server.layouts import layouts_of
+from tessera.protocols.two_server.messages import HandshakeOffer, Purpose
+from tessera.protocols.two_server.read import client as retrieval_client
+from tessera.protocols.two_server.read import server as retrieval_server
+from tessera.protocols.two_server.read.messages import AnswersDue, Query
+from tessera.protocols.two_server.replay_guard import MemoryReplayGuard
+from tessera.protocols.two_server.write import client as scatter_client
+from tessera.protocols.two_server.write import sums
+from tessera.protocols.two_server.write.helper import CoinTossed, HoldingReports, ListFixed
+from tessera.protocols.two_server.write.messages import (
     CheckCoin,
     CheckSums,
     Closing,
@@ -31,9 +34,6 @@ from tessera.protocols.scatter.messages import (
     SumShare,
     WriteReport,
 )
-from tessera.protocols.two_server.layouts import layouts_of
-from tessera.protocols.two_server.messages import HandshakeOffer, Purpose
-from tessera.protocols.two_server.replay_guard import MemoryReplayGuard
 from tessera.rounds.two_server.helper import ServingReports, SumShown
 
 WAY = {"domain": "whole", "write": "dpf"}

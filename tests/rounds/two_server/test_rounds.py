@@ -9,24 +9,24 @@ import pytest
 
 from rounds.population import CATEGORIES, DENSE, WIDTH, federation, plan
 from rounds.shops import Roles, alike, finished, model_of, one_table, shop, two_server_plan
-from tessera.engines.faults import Corrupt, Drop, Duplicate, Fault, Reorder
-from tessera.engines.views import Views
+from tessera import wire
 from tessera.errors import ConfigError, MisuseError, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
 from tessera.learning.averaging import ServerStep
-from tessera.learning.submodel import ModelUpdate
-from tessera.protocols import wire
+from tessera.learning.tables.submodel import ModelUpdate
+from tessera.plan import Plan, SimulationPlan, TwoServerPlan
 from tessera.protocols.machine import Outbound
-from tessera.protocols.scatter.messages import OpenedSum, WriteReport
 from tessera.protocols.two_server.params import Read, Servers, Write
+from tessera.protocols.two_server.write.messages import OpenedSum, WriteReport
 from tessera.report.progress import sentence
 from tessera.rounds import encode
 from tessera.rounds.events import RoundAbort, RoundFinished
-from tessera.rounds.plan import Plan, SimulationPlan, TwoServerPlan
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperKeys
 from tessera.rounds.two_server.params import two_server_params
 from tessera.rounds.two_server.write_cost import write_cost
+from tessera.simulation.faults import Corrupt, Drop, Duplicate, Fault, Reorder
+from tessera.simulation.views import Views
 
 SAMPLED = SimulationPlan(crypto="sampled", crypto_every=10_000)
 """Round 0 is real, all others are ideal."""

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engines import test_top as dense
-from tessera.engines.training import Training, complete
+from simulation import test_top as dense
 from tessera.errors import ConfigError
+from tessera.plan import SecurityPlan, TwoServerPlan
 from tessera.protocols.two_server.params import WRITTEN_LIMIT, Write
-from tessera.rounds.plan import SecurityPlan, TwoServerPlan
+from tessera.runs.training import Training, complete
 from tessera.tasks import Task
 
 WORDS = 1_200

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from rounds.shops import Roles, two_server_plan
+from tessera import wire
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import ConfigError, RoundAborted, ServerFault
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.protocols import wire
+from tessera.plan import Plan
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.identity import identities
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.messages import Roster
 from tessera.protocols.secagg.params import GraphKind, SecAggParams, Threat
 from tessera.protocols.secagg.server import Server
-from tessera.rounds.plan import Plan
 from tessera.rounds.two_server.client import TwoServerClientRound
 
 NARROW = {"domain": "union"}

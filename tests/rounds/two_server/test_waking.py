@@ -16,8 +16,8 @@ from tessera.errors import (
     RoundIsOver,
 )
 from tessera.ids import HELPER, SERVER, ClientId, Party
+from tessera.plan import Plan
 from tessera.protocols.machine import Outbound, Over, RoundOutcome
-from tessera.rounds.plan import Plan
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound

@@ -29,9 +29,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.learning.arrays import Ids
-from tessera.learning.local_training import LocalTraining
 from tessera.learning.ratings import BIAS_SHARE
+from tessera.learning.tables.arrays import Ids
+from tessera.learning.training.settings import LocalTraining
 
 Floats = npt.NDArray[np.float64]
 

@@ -11,13 +11,13 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from tessera.data.named import RATINGS
-from tessera.engines.runs import LABELS, RunFolder
+from tessera.data.lastfm import RATINGS
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
-from tessera.learning.arrays import Ids
 from tessera.learning.ratings import FACTORS, NO_MASK, REFITTED
-from tessera.rounds.plan import Plan
+from tessera.learning.tables.arrays import Ids
+from tessera.plan import Plan
+from tessera.runs.folder import LABELS, RunFolder
 
 Floats = npt.NDArray[np.float64]
 

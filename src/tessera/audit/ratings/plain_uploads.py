@@ -17,9 +17,9 @@ from tessera.audit.ratings.recover import recovery
 from tessera.audit.ratings.table import BINS, HitRates
 from tessera.audit.ratings.unmask import best
 from tessera.ids import ClientId, RoundId
-from tessera.learning.local_training import LocalTraining
 from tessera.learning.ratings import mask_penalties
-from tessera.rounds.plan import Plan
+from tessera.learning.training.settings import LocalTraining
+from tessera.plan import Plan
 
 NEAR: Final = 0.05
 """What was read back may be off by this much of a step: rounding is amplified on the way."""

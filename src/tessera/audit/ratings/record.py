@@ -12,16 +12,16 @@ import numpy.typing as npt
 from tessera.audit.ratings.gradient import Floats, Upload
 from tessera.audit.ratings.sums import SumRows
 from tessera.audit.record import RoundView, unmasked_clients
-from tessera.engines.views import ViewEntry
 from tessera.ids import ClientId, RoundId
-from tessera.learning.arrays import Ids
 from tessera.learning.quantize import signed
 from tessera.learning.ratings import ITEMS
+from tessera.learning.tables.arrays import Ids
+from tessera.plan import Plan
 from tessera.protocols.machine import RoundOutcome, RoundOver
-from tessera.protocols.plainsum import PlainInput, PlainRows
+from tessera.protocols.plain import PlainInput, PlainRows
 from tessera.rounds import schemes
 from tessera.rounds.messages import Download
-from tessera.rounds.plan import Plan
+from tessera.simulation.views import ViewEntry
 
 Words = npt.NDArray[Any]
 

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.audit.ratings.gradient import Floats, factors_of, gradients
-from tessera.learning.arrays import Ids
-from tessera.learning.local_training import LocalTraining
+from tessera.learning.tables.arrays import Ids
+from tessera.learning.training.settings import LocalTraining
 
 SURE: Final = 4.0
 """Standard deviations by which something has to differ from what rounding does."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto.kernel.points_native import address_of
+from tessera.crypto.kernel.points import address_of
 from tessera.errors import MisuseError
 
 DIGEST_BYTES: Final = 32

@@ -19,11 +19,9 @@ import numpy.typing as npt
 
 from tessera.crypto.kernel.backend import BLOCK, WORD_BYTES, Array, Backend, Bytes
 from tessera.crypto.kernel.digests import DIGEST_ARGUMENTS, NativeDigests
-from tessera.crypto.kernel.noise import AliasEntries
-from tessera.crypto.kernel.noise_native import NOISE_ARGUMENTS, NativeNoise
-from tessera.crypto.kernel.points_native import ARGUMENTS, NativePoints, address_of
-from tessera.crypto.kernel.sets import Members
-from tessera.crypto.kernel.sets_native import SET_ARGUMENTS, NativeSets
+from tessera.crypto.kernel.noise import NOISE_ARGUMENTS, AliasEntries, NativeNoise
+from tessera.crypto.kernel.points import ARGUMENTS, NativePoints, address_of
+from tessera.crypto.kernel.sets import SET_ARGUMENTS, Members, NativeSets
 from tessera.crypto.kernel.trees import Kind, LeafShape, Places, TreeKeys, Trees
 
 MODULE: Final = "tessera.crypto.kernel._native"

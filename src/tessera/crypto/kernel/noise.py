@@ -8,13 +8,16 @@ coefficients. What is drawn, and why sums: `crypto/noise.py`.
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from tessera.crypto.kernel.points import address_of
 from tessera.errors import MisuseError
 
 Words = npt.NDArray[np.uint64]
@@ -130,3 +133,54 @@ def added(drawn: npt.NDArray[np.int64], coefficients: npt.NDArray[np.int32], out
     """Sums of these integers by their coefficients."""
     by = np.broadcast_to(coefficients, (len(out), coefficients.shape[1]))
     out[:] = np.einsum("rwt,rt->rw", drawn.reshape(*out.shape, -1), by.astype(np.int64))
+
+
+# --- noise native ---------------------------------------------------------------------------------
+#
+# Integers of noise.c, called through ctypes, which lets other threads run.
+
+
+_SIZE: Final = ctypes.c_size_t
+_POINTER: Final = ctypes.c_void_p
+
+NOISE_ARGUMENTS: Final[dict[str, tuple[type[Any], ...]]] = {
+    # words; rows, width, terms; coefficients, from row to row; table, column bits, reach; out
+    "tessera_alias_sums": (
+        *(_POINTER, _SIZE, _SIZE, _SIZE),
+        *(_POINTER, _SIZE, _POINTER, _SIZE, _SIZE, _POINTER),
+    ),
+}
+
+
+class NativeNoise(NoiseKernel):
+    """The half of a native path that draws integers."""
+
+    _library: ctypes.CDLL
+
+    def _alias_sums(
+        self, words: Words, coefficients: npt.NDArray[np.int32], table: AliasEntries, out: Sums
+    ) -> bool:
+        many, terms = coefficients.shape
+        undecided: int = self._library.tessera_alias_sums(
+            address_of(words),
+            *(*out.shape, terms),
+            *(address_of(coefficients), terms if many > 1 else 0),
+            *(address_of(table.entries), table.column_bits, table.reach, address_of(out)),
+        )
+        return bool(undecided)
+
+
+# --- noise reference ------------------------------------------------------------------------------
+#
+# The twin of noise.c in NumPy.
+
+
+class ReferenceNoise(NoiseKernel):
+    """The portable half of a backend that draws integers."""
+
+    def _alias_sums(
+        self, words: Words, coefficients: npt.NDArray[np.int32], table: AliasEntries, out: Sums
+    ) -> bool:
+        drawn, undecided = table.values(words)
+        added(drawn, coefficients, out)
+        return undecided > 0

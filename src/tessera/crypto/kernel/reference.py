@@ -22,9 +22,9 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR, ECB
 
 from tessera.crypto.kernel.backend import BLOCK, KEY_BYTES, NONCE_BYTES, Array, Backend, Bytes
 from tessera.crypto.kernel.digests import ReferenceDigests
-from tessera.crypto.kernel.noise_reference import ReferenceNoise
+from tessera.crypto.kernel.noise import ReferenceNoise
 from tessera.crypto.kernel.points_reference import ReferencePoints
-from tessera.crypto.kernel.sets_reference import ReferenceSets
+from tessera.crypto.kernel.sets import ReferenceSets
 
 CHUNK: Final = 3 << 16  # bytes of key stream at once; 128 to 256 kB measured alike
 _ZEROS: Final = bytes(CHUNK)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tessera.data.mnist import IMAGE, SIDE
-from tessera.learning.models.layers import reset
+from tessera.learning.models.textcnn import reset
 
 
 class CNN(nn.Module):

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 from tessera.data.examples import LABEL
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.arrays import Floats, places
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.local import Job, Trained
-from tessera.learning.local_training import LocalTraining
 from tessera.learning.ratings import BASE, BIAS_SHARE, ITEMS, USER_START, USERS
-from tessera.learning.submodel import ModelUpdate, TablePart, TableUpdate
+from tessera.learning.tables.arrays import Floats, places
+from tessera.learning.tables.submodel import ModelUpdate, TablePart, TableUpdate
+from tessera.learning.training.local import Job, Trained
+from tessera.learning.training.settings import LocalTraining
 
 Places = npt.NDArray[np.int64]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tessera.data.words import CONTEXT
-from tessera.learning.models.layers import reset
+from tessera.learning.models.textcnn import reset
 
 
 class NextWord(nn.Module):

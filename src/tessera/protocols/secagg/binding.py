@@ -19,13 +19,13 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tessera import wire
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.errors import MisuseError
 from tessera.ids import ClientId, StageId, TableId
-from tessera.protocols import wire
-from tessera.protocols.index_set import JoinedSets
 from tessera.protocols.secagg.messages import RowGroups, Rows
+from tessera.wire.index_set import JoinedSets
 
 DIGEST_BYTES: Final = 32
 NOTHING: Final = bytes(DIGEST_BYTES)

@@ -38,7 +38,7 @@ from tessera.protocols.secagg.states import (
     Resting,
     Reveal,
 )
-from tessera.protocols.stored import Kept
+from tessera.wire.stored import Kept
 
 State = (
     Advertised

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tessera.crypto import kernel
 from tessera.crypto.kernel.sets import Members
 from tessera.ids import ClientId
-from tessera.protocols.index_set import JoinedSets
+from tessera.wire.index_set import JoinedSets
 
 Rows = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]

@@ -14,14 +14,58 @@ import numpy.typing as npt
 
 from tessera.crypto import prg
 from tessera.crypto.keys import AgreementKey
-from tessera.crypto.prg import Label
+from tessera.crypto.prg import Label, Stream
+from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError
-from tessera.ids import ClientId, TableId
-from tessera.protocols.secagg import binding, holdback, mask_streams, transcript
+from tessera.ids import ClientId, StageId, TableId
+from tessera.protocols.secagg import binding, holdback, transcript
 from tessera.protocols.secagg.binding import Received
 from tessera.protocols.secagg.messages import MaskedInput, Rows
 from tessera.protocols.secagg.params import StageSpec
 from tessera.protocols.secagg.session import Standing, neighbourhood
+
+# --- mask streams ---------------------------------------------------------------------------------
+#
+# The key streams of masks, and the secrets they come from, the same at client and server.
+
+
+def seed_commitment(seed: Secret, context: bytes, owner: ClientId, stage: StageId) -> bytes:
+    """Advertised beforehand, so that a seed recovered from wrong shares is recognised."""
+    return seed.derive(Label.COMMITMENT, context, owner, stage).reveal()
+
+
+def pair_secret(
+    own: AgreementKey,
+    peer_key: bytes,
+    context: bytes,
+    pair: tuple[ClientId, ClientId],
+    stage: StageId,
+    bound: bytes,
+) -> Secret:
+    """The mask secret of two clients in one stage; the same whichever of them computes it.
+
+    `bound` is the digest of what the server sent to both (`binding.pair_binding`): two clients that
+    were sent different things have different secrets.
+    """
+    return own.agree(peer_key, Label.PAIR_SECRET, context, stage, min(pair), max(pair), bound)
+
+
+def mask_sign(me: ClientId, peer: ClientId) -> int:
+    """Of two clients the one with the smaller id adds their mask, the other subtracts it."""
+    return 1 if me < peer else -1
+
+
+def dense_stream(key: Secret, label: Label) -> Stream:
+    """The stream of a pair secret (PAIR_MASK) or a seed (SELF_MASK) over the dense words."""
+    return Stream.of(key, label, "dense")
+
+
+def row_stream(key: Secret, label: Label, table: TableId) -> Stream:
+    """The same over the rows of a table, addressed by row position."""
+    return Stream.of(key, label, "rows", table)
+
+
+# --- masking --------------------------------------------------------------------------------------
 
 CONTEXT_BYTES: Final = 32
 
@@ -72,8 +116,7 @@ def masked(
         agreed, given.received, {*dense_peers, *row_peers}, included=included, shared=shared
     )
     pair = {
-        c: mask_streams.pair_secret(own_key, public[c], context, (me, c), stage, bound[c])
-        for c in sorted(bound)
+        c: pair_secret(own_key, public[c], context, (me, c), stage, bound[c]) for c in sorted(bound)
     }
     seed = session.self_seed(stage)
 
@@ -84,10 +127,10 @@ def masked(
             group,
             words,
             [
-                mask_streams.dense_stream(seed, Label.SELF_MASK),
-                *(mask_streams.dense_stream(pair[c], Label.PAIR_MASK) for c in dense_peers),
+                dense_stream(seed, Label.SELF_MASK),
+                *(dense_stream(pair[c], Label.PAIR_MASK) for c in dense_peers),
             ],
-            [1, *(mask_streams.mask_sign(me, c) for c in dense_peers)],
+            [1, *(mask_sign(me, c) for c in dense_peers)],
         )
         packed_dense = group.pack(words)
 
@@ -100,10 +143,10 @@ def masked(
             group,
             rows,
             [
-                mask_streams.row_stream(seed, Label.SELF_MASK, table),
-                *(mask_streams.row_stream(pair[c], Label.PAIR_MASK, table) for c in by_peer),
+                row_stream(seed, Label.SELF_MASK, table),
+                *(row_stream(pair[c], Label.PAIR_MASK, table) for c in by_peer),
             ],
-            [1, *(mask_streams.mask_sign(me, c) for c in by_peer)],
+            [1, *(mask_sign(me, c) for c in by_peer)],
             [everything, *by_peer.values()],
             [positions, *(positions[index] for index in by_peer.values())],
         )

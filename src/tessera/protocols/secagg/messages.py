@@ -13,11 +13,11 @@ from typing import Annotated, Final
 import numpy as np
 import numpy.typing as npt
 
+from tessera import wire
 from tessera.crypto.shamir import SHARE_BYTES
 from tessera.ids import ClientId, RoundId, StageId, TableId
-from tessera.protocols import wire
-from tessera.protocols.index_set import IndexSet, SetsByKey
 from tessera.protocols.secagg.params import MAX_COHORT, MAX_STAGES, MAX_TABLES
+from tessera.wire.index_set import IndexSet, SetsByKey
 
 MAX_ROWS: Final = 1 << 28
 MAX_POSITION: Final = 1 << 40

@@ -13,13 +13,13 @@ from enum import Enum
 from functools import lru_cache
 from typing import Annotated, Final
 
+from tessera import wire
 from tessera.crypto.group import Group
 from tessera.crypto.prg import Label
 from tessera.crypto.ring import Ring
 from tessera.crypto.shamir import MAX_HOLDERS
 from tessera.errors import ConfigError
 from tessera.ids import RoundId, StageId, TableId
-from tessera.protocols import wire
 from tessera.protocols.secagg.graph import Topology, fewest_members, sparse_topology
 
 MAX_STAGES: Final = 16

@@ -12,9 +12,8 @@ from typing import Annotated, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tessera import wire
 from tessera.ids import ClientId, StageId, TableId
-from tessera.protocols import wire
-from tessera.protocols.index_set import IndexSet
 from tessera.protocols.machine import REASON
 from tessera.protocols.secagg.groups import places_in
 from tessera.protocols.secagg.messages import (
@@ -28,7 +27,8 @@ from tessera.protocols.secagg.messages import (
 )
 from tessera.protocols.secagg.params import MAX_COHORT, MAX_STAGES, MAX_TABLES
 from tessera.protocols.secagg.session import KeptRoster
-from tessera.protocols.stored import ByDigest, ClientSet, Kept
+from tessera.wire.index_set import IndexSet
+from tessera.wire.stored import ByDigest, ClientSet, Kept
 
 MAX_SUM_BYTES: Final = 1 << 36
 

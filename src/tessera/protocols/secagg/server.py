@@ -22,7 +22,6 @@ from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError, PeerError, RoundAborted
 from tessera.ids import SERVER, ClientId, Party, StageId, TableId
-from tessera.protocols.index_set import client_array
 from tessera.protocols.machine import (
     Closes,
     Coordinator,
@@ -84,7 +83,8 @@ from tessera.protocols.secagg.unmask import (
     shrunk,
     surviving,
 )
-from tessera.protocols.stored import Kept, Owner
+from tessera.wire.index_set import client_array
+from tessera.wire.stored import Kept, Owner
 
 
 class Server(Coordinator):

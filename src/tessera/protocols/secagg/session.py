@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated
 
+from tessera import wire
 from tessera.crypto import shamir
 from tessera.crypto.keys import AgreementKey, unseal
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import CryptoError, MisuseError, ServerFault
 from tessera.ids import ClientId, StageId, TableId
-from tessera.protocols import wire
-from tessera.protocols.secagg import graph, mask_streams, transcript
+from tessera.protocols.secagg import graph, masking, transcript
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.messages import (
     Advert,
@@ -25,7 +25,7 @@ from tessera.protocols.secagg.messages import (
     SurvivorList,
 )
 from tessera.protocols.secagg.params import MAX_STAGES, SecAggParams, StageSpec, Threat
-from tessera.protocols.stored import ByDigest, Kept, Supplied
+from tessera.wire.stored import ByDigest, Kept, Supplied
 
 KeptRoster = Annotated[Kept[Roster], ByDigest(Roster)]
 Share = Annotated[bytes, wire.Exactly(shamir.SHARE_BYTES)]
@@ -185,9 +185,7 @@ def advert_of(session: Session, identity: Identity | None) -> Advert:
     stages = tuple(
         StageKeys(
             mask_key=AgreementKey.from_secret(session.mask_key(stage)).public,
-            commitment=mask_streams.seed_commitment(
-                session.self_seed(stage), params.context, me, stage
-            ),
+            commitment=masking.seed_commitment(session.self_seed(stage), params.context, me, stage),
         )
         for stage in session.stages()
     )

@@ -18,12 +18,12 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
+from tessera import wire
 from tessera.crypto import shamir
 from tessera.crypto.keys import is_public_key, seal, verify
 from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, ServerFault
 from tessera.ids import ClientId, StageId, TableId
-from tessera.protocols import wire
 from tessera.protocols.secagg import binding, holdback, transcript
 from tessera.protocols.secagg.binding import NO_VIEW
 from tessera.protocols.secagg.identity import Identity
@@ -55,7 +55,7 @@ from tessera.protocols.secagg.session import (
     member_of,
     neighbourhood,
 )
-from tessera.protocols.stored import ByDigest, Kept
+from tessera.wire.stored import ByDigest, Kept
 
 KeptRows = Annotated[Kept[RevealedSet], ByDigest(RevealedSet)]
 """The rows that a client has named, as it sent them."""

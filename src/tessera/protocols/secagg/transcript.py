@@ -14,11 +14,11 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from tessera import wire
 from tessera.crypto.keys import verify
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.ids import ClientId, StageId
-from tessera.protocols import wire
 from tessera.protocols.secagg.messages import Advert, Member, Roster, StageKeys
 from tessera.protocols.secagg.params import SecAggParams
 

@@ -14,20 +14,20 @@ from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 
+from tessera import wire
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, ServerFault
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.protocols import wire
 from tessera.protocols.machine import Follower, Moved, Outbound
 from tessera.protocols.secagg.identity import Identity
-from tessera.protocols.stored import ByDigest, Kept, Owner
 from tessera.protocols.two_server import handshake
 from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.handshake import check_header
 from tessera.protocols.two_server.layouts import Layouts, layouts_of
 from tessera.protocols.two_server.messages import Header, Purpose, SignedHeader
 from tessera.protocols.two_server.params import Ids, TwoServerParams, TwoServerTable
+from tessera.wire.stored import ByDigest, Kept, Owner
 
 KeptHeader = Annotated[Kept[SignedHeader], ByDigest(SignedHeader)]
 

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from tessera import wire
 from tessera.crypto.keys import SealingKey, SigningKey, seal_to
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret, encode_context
 from tessera.errors import CryptoError, WireError
 from tessera.ids import ClientId, TableId
-from tessera.protocols import wire
 from tessera.protocols.two_server.messages import Header, HelperBox, Purpose
 from tessera.protocols.two_server.params import TwoServerParams
 

@@ -20,13 +20,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Final, Self
 
+from tessera import wire
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SigningKey, verify
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.errors import MisuseError, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, Party
-from tessera.protocols import wire
 from tessera.protocols.machine import (
     Aborted,
     Coordinator,
@@ -36,7 +36,6 @@ from tessera.protocols.machine import (
     Outbound,
     to_all,
 )
-from tessera.protocols.stored import ByDigest, Kept, Owner
 from tessera.protocols.two_server.key_period import KeyStore, living, with_keys
 from tessera.protocols.two_server.messages import (
     Digest,
@@ -52,6 +51,7 @@ from tessera.protocols.two_server.messages import (
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import TwoServerParams
 from tessera.protocols.two_server.replay_guard import ReplayGuard
+from tessera.wire.stored import ByDigest, Kept, Owner
 
 PHASE: Final = "handshake"
 """The name of this phase in the events of a run, which are stored."""

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from tessera import wire
 from tessera.crypto.keys import SealingKey, is_public_key, verify
 from tessera.crypto.secret import Secret
 from tessera.errors import CryptoError, PeerError
 from tessera.ids import ClientId
-from tessera.protocols import wire
-from tessera.protocols.stored import ByDigest, Kept
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.key_period import KeyPeriod
@@ -32,6 +31,7 @@ from tessera.protocols.two_server.messages import (
 )
 from tessera.protocols.two_server.params import MAX_COHORT, TwoServerParams
 from tessera.protocols.two_server.replay_guard import ReplayGuard
+from tessera.wire.stored import ByDigest, Kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

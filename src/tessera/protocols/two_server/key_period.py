@@ -16,15 +16,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Generic, Protocol, TypeVar
 
+from tessera import wire
 from tessera.crypto.forest import Forest
 from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError, ServerFault
 from tessera.ids import ClientId, RoundId, TableId
-from tessera.protocols import wire
-from tessera.protocols.index_set import IndexSet
 from tessera.protocols.secagg.messages import MAX_ROWS
 from tessera.protocols.two_server.messages import Blobs, Digest, Header, Round, Seeds
 from tessera.protocols.two_server.params import MAX_COHORT, MAX_TABLES, Ids, TwoServerParams
+from tessera.wire.index_set import IndexSet
 
 IDEAL: Final = bytes(32)
 """The report id of what an ideal round stores in place of keys: nothing can be written with it."""

@@ -11,11 +11,11 @@ from enum import Enum
 from functools import cached_property
 from typing import Annotated, Final
 
+from tessera import wire
 from tessera.crypto.dpf import SEED_BYTES
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret, encode_context
 from tessera.ids import ClientId, RoundId, TableId
-from tessera.protocols import wire
 from tessera.protocols.two_server.params import MAX_TABLES
 
 Round = Annotated[RoundId, wire.U64]

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from tessera import wire
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.errors import MisuseError
 from tessera.ids import TableId
-from tessera.protocols import wire
 from tessera.protocols.two_server.params import TwoServerParams
 
 Bytes = npt.NDArray[np.uint8]

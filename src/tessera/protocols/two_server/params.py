@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tessera import wire
 from tessera.crypto.cuckoo import HASHES, STASH_ROWS, bins_for
 from tessera.crypto.forest import BITS, HEADER_BYTES, SELECTORS, Values
 from tessera.crypto.group import Group
@@ -29,7 +30,6 @@ from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId, TableId
-from tessera.protocols import wire
 
 MAX_TABLES: Final = 256
 MAX_COHORT: Final = 100_000

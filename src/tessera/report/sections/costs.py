@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from tessera.privacy.bound import in_words
-from tessera.privacy.exposure import epsilon_longitudinal, epsilon_per_round
+from tessera.privacy.index.bound import in_words
+from tessera.privacy.index.exposure import epsilon_longitudinal, epsilon_per_round
 from tessera.report import charts
 from tessera.report.figures import RunFigures
 from tessera.report.markup import Content, Markup, join, listing, table, tag

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from tessera.privacy.guarantee import Guarantee
-from tessera.privacy.noise_setting import MARKS_MOVE, NoiseSetting
-from tessera.privacy.subjects import Printed
+from tessera.plan import NoiseFrom, NoisyRows
+from tessera.privacy.dp.guarantee import Guarantee
+from tessera.privacy.dp.noise_setting import MARKS_MOVE, NoiseSetting
+from tessera.privacy.dp.subjects import Printed
 from tessera.report import charts
 from tessera.report.figures import RunFigures
 from tessera.report.markup import Content, Markup, table, tag
 from tessera.report.numbers import epsilon, score, share
 from tessera.report.sections.summary import baselines
 from tessera.rounds import as_printed, dp
-from tessera.rounds.plan import NoiseFrom, NoisyRows
 
 ADDED_BY: Final = {
     NoiseFrom.SERVER: "the server",

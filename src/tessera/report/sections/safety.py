@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tessera.privacy.bound import KNOWN_ROW, in_words
-from tessera.privacy.exposure import epsilon_longitudinal, epsilon_per_round
+from tessera.plan import Sharing
+from tessera.privacy.index.bound import KNOWN_ROW, in_words
+from tessera.privacy.index.exposure import epsilon_longitudinal, epsilon_per_round
 from tessera.report import charts
 from tessera.report.figures import RunFigures
 from tessera.report.markup import Content, Markup, join, listing, table, tag
@@ -16,7 +17,6 @@ from tessera.report.sections.costs import naming
 from tessera.report.sections.summary import presets_named
 from tessera.report.words import LONGITUDINAL, NOT_APPLICABLE, enumeration, fact
 from tessera.rounds import schemes
-from tessera.rounds.plan import Sharing
 
 KINDS: Final = {
     "union_rows": "in the union",

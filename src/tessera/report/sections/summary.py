@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tessera.privacy.bound import CONDITIONS
-from tessera.privacy.exposure import epsilon_longitudinal, epsilon_per_round
+from tessera.privacy.index.bound import CONDITIONS
+from tessera.privacy.index.exposure import epsilon_longitudinal, epsilon_per_round
 from tessera.report import charts, lineup
 from tessera.report.figures import TIE, RunFigures
 from tessera.report.markup import Content, Markup, join, listing, tag

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tessera.report import faults
+from tessera.report import words
 from tessera.report.figures import RunFigures, mapping, number
 from tessera.report.markup import Content, Markup, listing, table, tag
 from tessera.report.numbers import count, seconds, share
@@ -48,7 +48,7 @@ def training(runs: Sequence[RunFigures]) -> list[Content]:
 
 def gone_wrong(run: RunFigures) -> list[Content]:
     """Clients that are not in a sum or sent zeros, and rounds that were aborted, by reason."""
-    reported = faults.in_rounds(run.rounds)
+    reported = words.in_rounds(run.rounds)
     found: list[list[Content]] = [
         [f"{what}: {why}", count(many)]
         for what, reasons in (

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, Final
 
-from tessera.privacy.exposure import Holders
+from tessera.errors import ConfigError
+from tessera.plan import Plan
+from tessera.privacy.index.exposure import Holders
 from tessera.rounds import schemes
 from tessera.rounds.forecast.rows import ExpectedRows
 from tessera.rounds.forecast.traffic import RoundTraffic
 from tessera.rounds.forecast.two_server import TwoServerTraffic
 from tessera.rounds.forecast.work import Work, masked_sums
-from tessera.rounds.plan import Plan
+from tessera.rounds.two_server.write_cost import WriteCost, key_bytes
 
 
 @dataclass(frozen=True)
@@ -69,3 +73,80 @@ def _added(parts: Iterable[tuple[str, float]]) -> dict[str, float]:
     for name, size in parts:
         total[name] = total.get(name, 0.0) + size
     return total
+
+
+# --- by size --------------------------------------------------------------------------------------
+#
+# Traffic of one plan at other table sizes: what a client sends and receives in a round.
+
+
+SIZES: Final = tuple(10**power for power in range(3, 10))
+"""From a small shop to the largest tables in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizePoint:
+    """Bytes of one client in a round, both ways; None if no message holds that much."""
+
+    rows: int
+    bytes_both_ways: float | None
+
+
+def by_size(
+    plan: Plan, *, rows_per_client: int, sizes: Sequence[int] = SIZES
+) -> Iterator[SizePoint]:
+    """The plan's forecast with its largest table at these sizes, the others in proportion."""
+    largest = max(table.rows for table in plan.tables)
+    for rows in sizes:
+        tables = tuple(replace(t, rows=max(1, t.rows * rows // largest)) for t in plan.tables)
+        try:
+            forecast = Forecast(replace(plan, tables=tables), rows_per_client=rows_per_client)
+            both = sum(forecast.bytes_up().values()) + sum(forecast.bytes_down().values())
+        except ConfigError:  # the full model is longer than a message may be
+            yield SizePoint(rows, None)
+            continue
+        yield SizePoint(rows, both)
+
+
+# --- row cap --------------------------------------------------------------------------------------
+#
+# max_rows between two servers: up to where keys pay, and what a smaller cap would save.
+
+
+WORTH_IT: Final = 0.9
+"""A smaller max_rows is proposed if it takes at most this share of the bytes."""
+
+
+def break_evens(forecast: Forecast) -> dict[str, int]:
+    """By table, the largest max_rows for which keys are fewer bytes than plain shares."""
+    plan, traffic = forecast.plan, forecast.two_server
+    found = zip(traffic.writing, traffic.params.tables, strict=True)
+    return {cost.table: break_even(plan, cost, t.words) for cost, t in found}
+
+
+def break_even(plan: Plan, cost: WriteCost, words: int) -> int:
+    """The largest max_rows for which keys are fewer bytes than plain shares; 0 if none is."""
+    if cost.keys is None:
+        return 0
+    return bisect_left(
+        range(1, cost.rows),
+        True,
+        key=lambda most: key_bytes(plan, cost.rows, words, most) >= cost.shares,
+    )
+
+
+def with_max_rows(plan: Plan, most: int) -> Plan:
+    return replace(plan, union=replace(plan.union, max_rows=most))
+
+
+def smaller_cap(forecast: Forecast, most: int) -> dict[str, Any] | None:
+    """What max_rows = `most` would take; None if it saves little."""
+    plan = forecast.plan
+    if most >= plan.union.max_rows:
+        return None
+    fewer = replace(forecast, plan=with_max_rows(plan, most))
+    up, down = sum(fewer.bytes_up().values()), sum(fewer.bytes_down().values())
+    now = sum(forecast.bytes_up().values()) + sum(forecast.bytes_down().values())
+    if up + down > WORTH_IT * now:
+        return None
+    return {"max_rows": most, "total_up": up, "total_down": down}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from tessera.privacy.exposure import Holders
-from tessera.privacy.naming_forecast import MOST_ROWS, NamingForecast
-from tessera.privacy.naming_simulation import Setting
-from tessera.privacy.response import LEVELS, IndexPrivacy
+from tessera.plan import Plan
+from tessera.privacy.index.exposure import Holders
+from tessera.privacy.index.naming_simulation import MOST_ROWS, NamingForecast, Setting
+from tessera.privacy.index.response import LEVELS, IndexPrivacy
 from tessera.rounds import schemes
 from tessera.rounds.forecast.forecast import Forecast
 from tessera.rounds.forecast.rows import even_holders
-from tessera.rounds.plan import Plan
 
 MOST_ROUNDS: Final = 200
 """Rounds of a federation that are simulated; after so many hardly anything is left to learn."""

@@ -1,8 +1,8 @@
 """ExpectedRows: how many rows clients hold, name, fetch and train in a round.
 
-All are expectations (`privacy/exposure.py`): every client holds equally many rows of each table,
-and nobody drops out. How many clients share a row is an assumption of the caller's; without one,
-every row is as likely as any other.
+All are expectations (`privacy/index/exposure.py`): every client holds equally many rows of each
+table, and nobody drops out. How many clients share a row is an assumption of the caller's; without
+one, every row is as likely as any other.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.errors import ConfigError
-from tessera.privacy import exposure
-from tessera.privacy.exposure import Cohort, Holders, LateDropout, RowCounts, counted
+from tessera.plan import Plan, TablePlan
+from tessera.privacy.index import exposure
+from tessera.privacy.index.exposure import Cohort, Holders, LateDropout, RowCounts, counted
 from tessera.rounds import schemes
-from tessera.rounds.plan import Plan, TablePlan
 from tessera.rounds.schemes import Rows
 
 LEAST_SHARE: Final = 1e-9

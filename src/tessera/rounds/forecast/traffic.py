@@ -10,18 +10,17 @@ from typing import assert_never
 import numpy as np
 
 from tessera.ids import ClientId, StageId, TableId
+from tessera.plan import Domain, Plan
 from tessera.protocols.machine import RoundOutcome, RoundOver
-from tessera.protocols.plainsum import PlainInput, PlainRows, SparsePlainInput
+from tessera.protocols.plain import PlainInput, PlainRows, SparsePlainInput
 from tessera.protocols.secagg import messages
 from tessera.protocols.secagg.holdback import KEY_BYTES
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds import schemes
 from tessera.rounds.forecast.rows import ExpectedRows
-from tessera.rounds.forecast.secagg import SecAggTraffic
-from tessera.rounds.forecast.sizes import ROUND, carried, length, some
+from tessera.rounds.forecast.secagg import ROUND, SecAggTraffic, carried, length, some
 from tessera.rounds.forecast.two_server import TwoServerTraffic
 from tessera.rounds.messages import Download, UnionOpened
-from tessera.rounds.plan import Domain, Plan
 from tessera.rounds.schemes import Sums
 
 

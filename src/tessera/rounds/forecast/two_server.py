@@ -15,31 +15,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tessera import wire
 from tessera.crypto import verifiable
 from tessera.crypto.dpf import SEED_BYTES
 from tessera.crypto.keys import SealingKey, SigningKey, seal_to
 from tessera.crypto.secret import Secret
 from tessera.ids import ClientId
-from tessera.learning.arrays import Ids
-from tessera.protocols import wire
-from tessera.protocols.retrieval.messages import (
-    AnswersDue,
-    HelperAnswer,
-    Query,
-    QueryAnswers,
-    SealedAnswer,
-)
-from tessera.protocols.scatter.messages import (
-    CheckCoin,
-    CheckSums,
-    Closing,
-    Exclusions,
-    IncludedList,
-    OpenedRows,
-    OpenedSum,
-    SumShare,
-    WriteReport,
-)
+from tessera.learning.tables.arrays import Ids
+from tessera.plan import Plan
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.layouts import Layouts, layouts_of
@@ -54,9 +37,26 @@ from tessera.protocols.two_server.messages import (
     SignedHeader,
 )
 from tessera.protocols.two_server.params import Servers, TwoServerParams, TwoServerTable
+from tessera.protocols.two_server.read.messages import (
+    AnswersDue,
+    HelperAnswer,
+    Query,
+    QueryAnswers,
+    SealedAnswer,
+)
+from tessera.protocols.two_server.write.messages import (
+    CheckCoin,
+    CheckSums,
+    Closing,
+    Exclusions,
+    IncludedList,
+    OpenedRows,
+    OpenedSum,
+    SumShare,
+    WriteReport,
+)
 from tessera.protocols.union.encoding import packed_bytes
-from tessera.rounds.forecast.sizes import ROUND, length
-from tessera.rounds.plan import Plan
+from tessera.rounds.forecast.secagg import ROUND, length
 from tessera.rounds.two_server.params import two_server_params
 from tessera.rounds.two_server.write_cost import WriteCost, costs
 

@@ -1,7 +1,7 @@
 """TwoServerClientRound: [union ->] fetch -> train -> write, unseen by either of two servers.
 
-Neither server alone learns which rows it asks for or what it writes (`protocols/retrieval/`,
-`protocols/scatter/`). So nothing is randomised, and a row is fetched and written as it is.
+Neither server alone learns which rows it asks for or what it writes (`protocols/two_server/read/`,
+`protocols/two_server/write/`). So nothing is randomised, and a row is fetched and written as it is.
 
 Nor may a server learn that something went wrong with its rows: it might have caused it. Training
 that failed, and an update that cannot be sent, go out as zeros of the usual length; only the owner
@@ -18,16 +18,17 @@ from typing import Any, Final, Self
 
 import numpy as np
 
+from tessera import wire
 from tessera.crypto.entropy import Entropy, RootedEntropy
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError, ServerFault
 from tessera.ids import SERVER, ClientId, Party, RoundId, TableId
-from tessera.learning.arrays import Floats, Ids
-from tessera.learning.submodel import ModelUpdate, Submodel, TablePart
-from tessera.privacy.events import THE_SUMS, THE_UNION
-from tessera.privacy.period import Agreement
-from tessera.protocols import wire
+from tessera.learning.tables.arrays import Floats, Ids
+from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart
+from tessera.plan import UNION, Plan
+from tessera.privacy.dp.events import THE_SUMS, THE_UNION
+from tessera.privacy.index.period import Agreement
 from tessera.protocols.machine import (
     Follower,
     Left,
@@ -38,24 +39,21 @@ from tessera.protocols.machine import (
     Steps,
     shortened,
 )
-from tessera.protocols.retrieval.messages import QueryAnswers
-from tessera.protocols.scatter.client import RowUpdate
-from tessera.protocols.scatter.client import Update as Written
 from tessera.protocols.secagg import messages as secagg
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import Input
-from tessera.protocols.stored import Kept, Owner
 from tessera.protocols.two_server.messages import SignedHeader
 from tessera.protocols.two_server.params import Servers
+from tessera.protocols.two_server.read.messages import QueryAnswers
+from tessera.protocols.two_server.write.client import RowUpdate
+from tessera.protocols.two_server.write.client import Update as Written
 from tessera.rounds import encode, schemes, select
-from tessera.rounds.coins import coins_of, lasting_secret
 from tessera.rounds.encode import Clipped, UpdateWords
 from tessera.rounds.ideal import IdealClient, Offered
 from tessera.rounds.local_state import LocalState, check_rows
 from tessera.rounds.messages import UnionOpened, most_union_bytes
-from tessera.rounds.plan import UNION, Plan
-from tessera.rounds.root import draw_root
+from tessera.rounds.root import coins_of, draw_root, lasting_secret
 from tessera.rounds.select import Selection
 from tessera.rounds.two_server.client_roles import ClientRoles, WokenClientRoles
 from tessera.rounds.two_server.client_states import (
@@ -70,6 +68,7 @@ from tessera.rounds.two_server.client_states import (
 )
 from tessera.rounds.two_server.ideal import TrustedServers
 from tessera.rounds.two_server.opened import whole_part, written_cuts
+from tessera.wire.stored import Kept, Owner
 
 FROM_SERVER: Final = (UnionOpened, SignedHeader, QueryAnswers)
 """Messages that are the round's and not the union's sum's."""

@@ -8,23 +8,23 @@ from typing import Any
 
 from tessera.crypto.entropy import Entropy
 from tessera.ids import ClientId, RoundId
+from tessera.plan import Plan
 from tessera.protocols.machine import Outbound
-from tessera.protocols.retrieval.client import RetrievalClient
-from tessera.protocols.scatter.client import WriteClient
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.identity import Identity
-from tessera.protocols.stored import Kept
 from tessera.protocols.two_server.key_period import own_keys_of
 from tessera.protocols.two_server.messages import Header
 from tessera.protocols.two_server.params import Servers, TwoServerParams
+from tessera.protocols.two_server.read.client import RetrievalClient
+from tessera.protocols.two_server.write.client import WriteClient
 from tessera.rounds.ideal import IdealClient
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.messages import UnionOpened
-from tessera.rounds.plan import Plan
 from tessera.rounds.root import NAME as ROOT
 from tessera.rounds.two_server.domain import NAME as DOMAIN
 from tessera.rounds.two_server.domain import RoundDomain, check_stored
 from tessera.rounds.two_server.ideal import IdealReader, IdealWriter, TrustedServers
+from tessera.wire.stored import Kept
 
 
 @dataclass(kw_only=True)

@@ -8,18 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Final
 
-from tessera.learning.submodel import ModelUpdate
-from tessera.protocols import wire
-from tessera.protocols.retrieval.client import RetrievalClient
-from tessera.protocols.scatter.client import WriteClient
+from tessera import wire
+from tessera.learning.tables.submodel import ModelUpdate
 from tessera.protocols.secagg.client import Client
-from tessera.protocols.stored import ByDigest, Inner, Kept
 from tessera.protocols.two_server.messages import SignedHeader
+from tessera.protocols.two_server.read.client import RetrievalClient
+from tessera.protocols.two_server.write.client import WriteClient
 from tessera.rounds.ideal import IdealClient
 from tessera.rounds.messages import RowsByTable
 from tessera.rounds.root import StoredRoot
 from tessera.rounds.two_server.domain import StoredDomain
 from tessera.rounds.two_server.ideal import IdealReader, IdealWriter
+from tessera.wire.stored import ByDigest, Inner, Kept
 
 UnionSum = Annotated[Client | IdealClient | None, wire.Maybe(Inner("sum"))]
 """None where tables are not narrowed to a union."""

@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Self, TypeAlias
 
+from tessera import wire
 from tessera.errors import Malformed
 from tessera.ids import RoundId
-from tessera.learning.arrays import Ids
-from tessera.learning.derived_map import DerivedMap
-from tessera.protocols import wire
-from tessera.protocols.stored import ByDigest, Kept, Supplied
+from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.derived_map import DerivedMap
+from tessera.plan import Plan
 from tessera.protocols.two_server.params import Servers, TwoServerParams
 from tessera.rounds import select
 from tessera.rounds.messages import UnionOpened
-from tessera.rounds.plan import Plan
 from tessera.rounds.two_server.params import two_server_params
+from tessera.wire.stored import ByDigest, Kept, Supplied
 
 NAME: Final = "domain"
 

@@ -10,15 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Final, Self
 
+from tessera import wire
 from tessera.crypto.entropy import Entropy, RootedEntropy
 from tessera.crypto.keys import SealingKey, SigningKey
 from tessera.crypto.prg import Label
 from tessera.errors import ConfigError, Malformed, MisuseError, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
-from tessera.learning.arrays import Floats
-from tessera.learning.derived_map import DerivedMap
-from tessera.learning.tables import StoredTable
-from tessera.protocols import wire
+from tessera.learning.tables.arrays import Floats
+from tessera.learning.tables.derived_map import DerivedMap
+from tessera.learning.tables.stored import StoredTable
+from tessera.plan import Plan
 from tessera.protocols.machine import (
     Follower,
     Left,
@@ -29,13 +30,6 @@ from tessera.protocols.machine import (
     Steps,
     shortened,
 )
-from tessera.protocols.retrieval.messages import AnswersDue
-from tessera.protocols.retrieval.row_tags import RowTagCache
-from tessera.protocols.retrieval.server import RetrievalHelper
-from tessera.protocols.scatter.helper import WriteHelper
-from tessera.protocols.scatter.messages import CheckSums, Closing, IncludedList, OpenedSum
-from tessera.protocols.scatter.sums import TwoServerSum
-from tessera.protocols.stored import Inner, Kept, Owner
 from tessera.protocols.two_server.handshake import HelperHandshake
 from tessera.protocols.two_server.key_period import KeyStore
 from tessera.protocols.two_server.messages import (
@@ -47,12 +41,17 @@ from tessera.protocols.two_server.messages import (
 )
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import Servers, TwoServerParams
+from tessera.protocols.two_server.read.messages import AnswersDue
+from tessera.protocols.two_server.read.row_tags import RowTagCache
+from tessera.protocols.two_server.read.server import RetrievalHelper
 from tessera.protocols.two_server.replay_guard import ReplayGuard
 from tessera.protocols.two_server.workers import Workers
+from tessera.protocols.two_server.write.helper import WriteHelper
+from tessera.protocols.two_server.write.messages import CheckSums, Closing, IncludedList, OpenedSum
+from tessera.protocols.two_server.write.sums import TwoServerSum
 from tessera.rounds import schemes, select
 from tessera.rounds.encode import RoundResult
 from tessera.rounds.messages import UnionOpened
-from tessera.rounds.plan import Plan
 from tessera.rounds.root import StoredRoot, draw_root
 from tessera.rounds.two_server.domain import NAME as DOMAIN
 from tessera.rounds.two_server.domain import RoundDomain, StoredDomain, check_stored
@@ -64,6 +63,7 @@ from tessera.rounds.two_server.ideal import (
 )
 from tessera.rounds.two_server.opened import opened_means
 from tessera.rounds.two_server.params import served
+from tessera.wire.stored import Inner, Kept, Owner
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,17 +21,10 @@ from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError, PeerError, RoundAborted
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, TableId
-from tessera.learning.arrays import Floats, Ids, distinct
-from tessera.learning.tables import StoredTable
-from tessera.protocols.index_set import client_array
+from tessera.learning.tables.arrays import Floats, Ids, distinct
+from tessera.learning.tables.stored import StoredTable
+from tessera.plan import Plan
 from tessera.protocols.machine import Outbound
-from tessera.protocols.retrieval.client import Fetched, FetchedRows
-from tessera.protocols.retrieval.messages import AnswersDue, Query, QueryAnswers
-from tessera.protocols.scatter.client import RowUpdate, Update
-from tessera.protocols.scatter.members import keep_keys, shortage
-from tessera.protocols.scatter.messages import OpenedSum, WriteReport
-from tessera.protocols.scatter.sums import RowSum, Share, TwoServerSum, with_noise
-from tessera.protocols.stored import Kept
 from tessera.protocols.two_server.handshake import PHASE as HANDSHAKE
 from tessera.protocols.two_server.key_period import (
     IDEAL,
@@ -50,11 +43,18 @@ from tessera.protocols.two_server.messages import (
     SignedHeader,
 )
 from tessera.protocols.two_server.params import TwoServerParams
+from tessera.protocols.two_server.read.client import Fetched, FetchedRows
+from tessera.protocols.two_server.read.messages import AnswersDue, Query, QueryAnswers
+from tessera.protocols.two_server.write.client import RowUpdate, Update
+from tessera.protocols.two_server.write.members import keep_keys, shortage
+from tessera.protocols.two_server.write.messages import OpenedSum, WriteReport
+from tessera.protocols.two_server.write.sums import RowSum, Share, TwoServerSum, with_noise
 from tessera.rounds.ideal import NONE, IdealRole, TrustedParty, posted, signal
 from tessera.rounds.messages import UnionOpened
-from tessera.rounds.plan import Plan
 from tessera.rounds.two_server.domain import RoundDomain
 from tessera.rounds.two_server.params import served_rows
+from tessera.wire.index_set import client_array
+from tessera.wire.stored import Kept
 
 UNSIGNED = bytes(64)
 NO_DIGEST = bytes(32)

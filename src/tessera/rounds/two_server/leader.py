@@ -13,15 +13,16 @@ from typing import Any, ClassVar, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from tessera import wire
 from tessera.crypto.entropy import Entropy, RootedEntropy
 from tessera.crypto.keys import SigningKey
 from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, RoundAborted
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, StageId
-from tessera.learning.arrays import Ids
-from tessera.learning.derived_map import DerivedMap
-from tessera.learning.tables import StoredTable
-from tessera.protocols import wire
+from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.derived_map import DerivedMap
+from tessera.learning.tables.stored import StoredTable
+from tessera.plan import Plan
 from tessera.protocols.machine import (
     Aborted,
     Closes,
@@ -33,25 +34,22 @@ from tessera.protocols.machine import (
     Steps,
     to_all,
 )
-from tessera.protocols.retrieval.messages import HelperAnswer, Query
-from tessera.protocols.retrieval.row_tags import RowTagCache
-from tessera.protocols.scatter.messages import CheckCoin, Exclusions, SumShare, WriteReport
 from tessera.protocols.secagg import messages as secagg
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.server import Server
-from tessera.protocols.stored import Kept, Owner
 from tessera.protocols.two_server.handshake import PHASE as HANDSHAKE
 from tessera.protocols.two_server.key_period import KeyStore
 from tessera.protocols.two_server.messages import HandshakeConsent, HandshakeNonce
 from tessera.protocols.two_server.params import Servers
+from tessera.protocols.two_server.read.messages import HelperAnswer, Query
+from tessera.protocols.two_server.read.row_tags import RowTagCache
 from tessera.protocols.two_server.workers import Workers
+from tessera.protocols.two_server.write.messages import CheckCoin, Exclusions, SumShare, WriteReport
 from tessera.rounds import encode, schemes, select
 from tessera.rounds.encode import RoundResult
-from tessera.rounds.farewell import farewells
 from tessera.rounds.ideal import IdealServer, opened_ids, posted
-from tessera.rounds.messages import UnionOpened
-from tessera.rounds.plan import Plan
+from tessera.rounds.messages import UnionOpened, farewells
 from tessera.rounds.root import draw_root
 from tessera.rounds.two_server.ideal import TrustedServers
 from tessera.rounds.two_server.leader_roles import LeaderRoles, WokenLeaderRoles
@@ -66,6 +64,7 @@ from tessera.rounds.two_server.leader_states import (
 )
 from tessera.rounds.two_server.opened import opened_sum
 from tessera.rounds.two_server.write_cost import WriteCost, costs
+from tessera.wire.stored import Kept, Owner
 
 REFUSED_QUERY: Final = "the helper refused its query"
 

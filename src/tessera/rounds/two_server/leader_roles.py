@@ -11,25 +11,23 @@ from tessera.crypto.keys import SigningKey
 from tessera.crypto.secret import Secret
 from tessera.errors import Malformed
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.learning.arrays import Floats
-from tessera.learning.derived_map import DerivedMap
-from tessera.learning.tables import StoredTable
-from tessera.protocols.index_set import client_set
-from tessera.protocols.retrieval.row_tags import RowTagCache
-from tessera.protocols.retrieval.server import RetrievalLeader
-from tessera.protocols.scatter.leader import WriteLeader
+from tessera.learning.tables.arrays import Floats
+from tessera.learning.tables.derived_map import DerivedMap
+from tessera.learning.tables.stored import StoredTable
+from tessera.plan import UNION, Plan
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.server import Server
-from tessera.protocols.stored import Kept
 from tessera.protocols.two_server.handshake import LeaderHandshake
 from tessera.protocols.two_server.key_period import KeyPeriod, KeyStore, keys_of, with_keys
 from tessera.protocols.two_server.messages import Header
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import Servers
+from tessera.protocols.two_server.read.row_tags import RowTagCache
+from tessera.protocols.two_server.read.server import RetrievalLeader
 from tessera.protocols.two_server.workers import Workers
+from tessera.protocols.two_server.write.leader import WriteLeader
 from tessera.rounds.ideal import IdealServer
 from tessera.rounds.messages import UnionOpened
-from tessera.rounds.plan import UNION, Plan
 from tessera.rounds.two_server.domain import NAME as DOMAIN
 from tessera.rounds.two_server.domain import RoundDomain, check_stored
 from tessera.rounds.two_server.ideal import (
@@ -39,6 +37,8 @@ from tessera.rounds.two_server.ideal import (
     TrustedServers,
 )
 from tessera.rounds.two_server.params import served
+from tessera.wire.index_set import client_set
+from tessera.wire.stored import Kept
 
 
 @dataclass(kw_only=True)

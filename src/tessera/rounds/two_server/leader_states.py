@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from tessera.protocols import wire
-from tessera.protocols.retrieval.server import RetrievalLeader
-from tessera.protocols.scatter.leader import WriteLeader
-from tessera.protocols.scatter.sums import NoiseSecret
+from tessera import wire
 from tessera.protocols.secagg.server import Server
-from tessera.protocols.stored import Inner
 from tessera.protocols.two_server.handshake import LeaderHandshake
+from tessera.protocols.two_server.read.server import RetrievalLeader
+from tessera.protocols.two_server.write.leader import WriteLeader
+from tessera.protocols.two_server.write.sums import NoiseSecret
 from tessera.rounds.ideal import IdealServer
 from tessera.rounds.root import StoredRoot
 from tessera.rounds.two_server.domain import StoredDomain
 from tessera.rounds.two_server.ideal import IdealHandshake, IdealRetrieval, IdealWrite
+from tessera.wire.stored import Inner
 
 UnionSum = Annotated[Server | IdealServer, Inner("sum")]
 Handshake = Annotated[LeaderHandshake | IdealHandshake, Inner("handshake")]

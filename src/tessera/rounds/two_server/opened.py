@@ -9,13 +9,13 @@ import numpy.typing as npt
 
 from tessera.crypto.group import Words
 from tessera.ids import StageId, TableId
-from tessera.learning.arrays import Ids
-from tessera.protocols.scatter.client import RowUpdate
-from tessera.protocols.scatter.sums import TwoServerSum
+from tessera.learning.tables.arrays import Ids
+from tessera.plan import Plan
 from tessera.protocols.secagg.phases import StageSum, TableSum
+from tessera.protocols.two_server.write.client import RowUpdate
+from tessera.protocols.two_server.write.sums import TwoServerSum
 from tessera.rounds import encode
 from tessera.rounds.encode import RoundResult
-from tessera.rounds.plan import Plan
 
 
 def opened_sum(

@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from tessera.crypto.cuckoo import HASHES
 from tessera.ids import RoundId, TableId
-from tessera.learning.arrays import Floats, Ids
-from tessera.learning.tables import StoredTable
+from tessera.learning.tables.arrays import Floats, Ids
+from tessera.learning.tables.stored import StoredTable
+from tessera.plan import Plan
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import (
     Absent,
@@ -23,7 +24,6 @@ from tessera.protocols.two_server.params import (
     TwoServerParams,
     TwoServerTable,
 )
-from tessera.rounds.plan import Plan
 from tessera.rounds.two_server.write_cost import cut_cost, stash_of, write_cost
 
 

@@ -10,8 +10,8 @@ from tessera.crypto.cuckoo import HASHES, STASH_ROWS, SimpleTable, bins_for
 from tessera.crypto.forest import Forest, Values
 from tessera.crypto.ring import Ring
 from tessera.crypto.verifiable import correction_bytes
+from tessera.plan import Plan, TablePlan, Writing
 from tessera.protocols.two_server.params import TwoServerParams, Write
-from tessera.rounds.plan import Plan, TablePlan, Writing
 
 CUT: Final = "dense part, cut"
 """What a cut of the dense part is called, with its number, beside tables that have names."""

@@ -1,0 +1,387 @@
+"""The runs behind `tessera reproduce fedmmf`: every model of a table, trained once, kept, resumed.
+
+Yang et al., *Practical and Secure Federated Recommendation with Personalized Masks*, section 4, on
+the sets that are there. A cell of Table 4 is a run with a checkpoint in the cache folder; what was
+stopped goes on, and what was done is read back.
+
+Cryptography is sampled: of each set's first run of FedMF the first round is real; all others add
+the same integers in the clear, which changes no bit of a model (`rounds/ideal.py`). In quick
+runs no round of more than a hundred clients is real.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from papers.cache import training_version
+from papers.cells import Watch, unwatched
+from papers.sfsl.curves import slug
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.data.ratings import RatingData
+from tessera.errors import ConfigError
+from tessera.learning.metrics import averages
+from tessera.learning.setup import SetupResult
+from tessera.learning.training.vectorised.learner import single_threaded
+from tessera.plan import Crypto, Plan, PrivacyPlan, Scheme, SecurityPlan, SimulationPlan, TaskPlan
+from tessera.privacy.masks import indicator
+from tessera.protocols.secagg.params import GraphKind
+from tessera.rounds import schemes
+from tessera.rounds.root import lasting_secret
+from tessera.runs.central import CentralTraining
+from tessera.runs.description import describe
+from tessera.runs.folder import CHECKPOINT, PLAN, RunFolder
+from tessera.runs.learners import Trainer
+from tessera.runs.training import Training, complete
+from tessera.tasks import Task, known
+
+SCRIPT: Final = "fedmmf"
+FOUND: Final = "found.json"
+ITEMS: Final = "items.npy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatingModel:
+    """A row of Table 4 that is trained; `rounds` and `quick` where they are not the set's own."""
+
+    key: str
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    scheme: Scheme | None = None
+    rounds: int | None = None
+    quick: int | None = None
+
+    @property
+    def mask(self) -> str | None:
+        return self.options.get("mask")
+
+
+FEDMF: Final = RatingModel(key="fedmf", name="FedMF")
+MASKED: Final = tuple(
+    RatingModel(key=f"fedmmf-{mask}", name=f"FedMMF, {order}", options={"mask": mask})
+    for mask, order in (("linear", "one order"), ("fm", "two order"), ("network", "high order"))
+)
+BY_ATTRIBUTES: Final = tuple(
+    RatingModel(
+        key=f"fed-{name}",
+        name=f"federated {title}",
+        options={"model": name},
+        scheme=Scheme.SECURE_FEDAVG,  # there are no rows in it
+        rounds=30,
+        quick=6,
+    )
+    for name, title in (("linear", "linear"), ("fm", "FM"), ("network", "network"))
+)
+CENTRAL: Final = RatingModel(
+    key="central", name="biased MF, central", scheme=Scheme.CENTRAL, rounds=30, quick=12
+)
+MODELS: Final = (FEDMF, *BY_ATTRIBUTES, *MASKED, CENTRAL)
+LOCAL: Final = {"linear": "local linear", "fm": "local FM", "network": "local network"}
+ORDERS: Final = {"linear": "one order", "fm": "two order", "network": "high order"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatingSet:
+    """A data set, how its runs are summed, and how much of it is done.
+
+    `rounds` is what its task recommends if None. `paper` names the column of Table 4 beside it, and
+    `same` says whether that is the same data. Where it is not `real`, no round is masked.
+    """
+
+    name: str
+    task: str
+    scheme: Scheme
+    cohort: int
+    seeds: tuple[int, ...]
+    quick: int
+    quick_models: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    models: tuple[str, ...] = tuple(model.key for model in MODELS)
+    rounds: int | None = None
+    paper: str = ""
+    same: bool = True
+    real: bool = True
+
+
+EVERY: Final = tuple(model.key for model in MODELS)
+ML100K: Final = RatingSet(
+    name="MovieLens 100K",
+    task="ratings-100k",
+    scheme=Scheme.SECURE_FEDAVG,
+    cohort=943,
+    seeds=(0, 1, 2, 3, 4),
+    quick=30,
+    quick_models=EVERY,
+    paper="MovieLens 100K",
+)
+UA: Final = replace(
+    ML100K,
+    name="MovieLens 100K, published ua split",
+    options={"split": "published"},
+    models=("fedmf", "fedmmf-linear"),
+    quick_models=("fedmf", "fedmmf-linear"),
+    seeds=(0, 1, 2),
+    quick=20,
+    paper="",
+)
+ML1M: Final = RatingSet(
+    name="MovieLens 1M",
+    task="ratings-1m",
+    scheme=Scheme.SECURE_FEDAVG,
+    cohort=1000,
+    seeds=(0,),
+    quick=20,
+    quick_models=("fedmf", "fedmmf-linear"),
+    paper="MovieLens 10M",
+    same=False,
+)
+LASTFM: Final = RatingSet(
+    name="Last.fm 2K",
+    task="ratings-lastfm",
+    scheme=Scheme.SECURE_FEDAVG,
+    real=False,  # 1.16 million words from each of 1,000 clients
+    cohort=1000,
+    seeds=(0, 1, 2),
+    quick=10,
+    quick_models=("fedmf", "fedmmf-linear"),
+    paper="LastFM",
+)
+SETS: tuple[RatingSet, ...] = (ML100K, UA, ML1M, LASTFM)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a run gave. `alone` is the error of the masks without a federation, `indicator` what is
+    left of the ratings by Definition 3.1: of those that are shared, and as clients estimate it."""
+
+    set: str
+    model: str
+    seed: int
+    measures: dict[str, float]
+    baselines: dict[str, dict[str, float]]
+    split: str
+    scheme: str
+    rounds: int
+    cohort: int
+    clients: int
+    seconds: float
+    curve: list[tuple[int, float]]
+    setup: dict[str, Any]
+    real: int = 0  # rounds with real messages
+    unmasked: float = 0.0
+    alone: dict[str, float] | None = None
+    indicator: dict[str, float] | None = None
+    folder: str = ""
+
+
+class RatingSource:
+    """The data of a set, read once and kept until another set is read."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._key: tuple[str, str] | None = None
+        self._data: RatingData | None = None
+
+    def read(self, task: str, options: Mapping[str, Any]) -> RatingData:
+        key = (task, json.dumps(dict(options), sort_keys=True))
+        if self._key != key or self._data is None:
+            found = known(task).read(folder=self.folder, **options)
+            if not isinstance(found, RatingData):
+                raise ConfigError(f"task {task!r} has no ratings")
+            self._key, self._data = key, found
+        return self._data
+
+    def task(self, name: str, options: Mapping[str, Any], model: Mapping[str, Any]) -> Task:
+        about, data = known(name), self.read(name, options)
+        title = about.title.format(data=data)
+        return about.make(data, title=title, recommended=about.recommended, **about.fixed, **model)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where runs are kept, and how much of each is done."""
+
+    folder: Path
+    data: RatingSource
+    quick: bool
+    rounds: int | None = None
+    code: str = field(
+        default_factory=lambda: training_version()
+    )  # as it was loaded, whatever is edited since
+    watch: Watch = unwatched
+
+    def result(
+        self,
+        of: RatingSet,
+        model: RatingModel,
+        seed: int,
+        *,
+        options: Mapping[str, Any] | None = None,
+        plan: Plan | None = None,
+        rounds: int | None = None,
+    ) -> Result:
+        """The run's, from the cache where it is there. `options` are more of the model's."""
+        about = {**model.options, **(options or {})}
+        own = {**of.options, "seed": seed}
+        total = self.rounds or rounds or self._rounds(of, model)
+        plan = plan or self.plan(of, model, seed, total)
+        plan = replace(plan, task=TaskPlan(name=of.task, options={**own, **about}))
+        key = {
+            "plan": plan.to_toml(),
+            "rounds": total,
+            "data": str(self.data.folder or ""),
+            "code": self.code,
+        }
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+        place = self.folder / f"{slug(of.name)}-{model.key}-{seed}-{digest[:12]}"
+        if (place / FOUND).exists():
+            return _read(place / FOUND)
+        task = self.data.task(of.task, own, about)
+        more = "".join(f", {name} {value:g}" for name, value in (options or {}).items())
+        title = f"{of.name}, {model.name}{more}, seed {seed}"
+        found = self._train(place, task, plan, total, title)
+        result = replace(found, set=of.name, model=model.key, seed=seed)
+        draft = place / f"{FOUND}.part"
+        draft.write_text(json.dumps(asdict(result)))
+        draft.replace(place / FOUND)
+        return result
+
+    def _rounds(self, of: RatingSet, model: RatingModel) -> int:
+        if self.quick:
+            return model.quick or of.quick
+        return model.rounds or of.rounds or known(of.task).recommended.rounds
+
+    def plan(self, of: RatingSet, model: RatingModel, seed: int, rounds: int) -> Plan:
+        """How this model is trained; training and the server's step are the task's own."""
+        return Plan(
+            scheme=model.scheme or of.scheme,
+            cohort=of.cohort,
+            federation=federation(of),
+            seed=seed,
+            privacy=PrivacyPlan(period_rounds=10_000),
+            security=SecurityPlan(graph=GraphKind.SPARSE),
+            simulation=SimulationPlan(
+                rounds=rounds,
+                crypto=Crypto.SAMPLED if self._is_real(of, model, seed) else Crypto.NONE,
+                crypto_every=100_000,
+                evaluate_every=10,
+            ),
+        )
+
+    def _is_real(self, of: RatingSet, model: RatingModel, seed: int) -> bool:
+        """Whether the first round is masked: at a thousand clients once for each set will do."""
+        return not self.quick and of.real and model is FEDMF and seed == of.seeds[0]
+
+    def _train(self, place: Path, task: Task, plan: Plan, rounds: int, title: str) -> Result:
+        plan = complete(plan, task)
+        started = (place / PLAN).exists()
+        log = RunFolder.load(place) if started else RunFolder.create(place, plan)
+        begun = time.monotonic()
+        trainer = Trainer.VECTORISED if self.quick else Trainer.AUTO  # a few rounds earn no compile
+        with single_threaded(), _training(place / CHECKPOINT, task, plan, trainer) as training:
+            learner = {"name": "in one place", "reason": ""}
+            if isinstance(training, Training):
+                chosen = training.learner
+                learner = {"name": chosen.learner.name, "reason": chosen.reason}
+            setup = {} if training.setup is None else dict(training.setup.facts)
+            trivial = task.metric.baselines(task.data)
+            facts = describe(task, plan, rounds, learner, SCRIPT, trivial)
+            log.describe({**facts, "setup": setup, "views": False})
+            log.forget_after(training.rounds_done - 1)
+            metric = task.metric.name
+            with self.watch(rounds, title=title, metric=metric) as watcher:
+                for event in training.run(rounds):
+                    log.append(event)
+                    watcher.on_event(event)
+            measures = _measures(training)
+            if isinstance(training, Training) and "items" in training.tables:
+                table = training.tables["items"]
+                np.save(place / ITEMS, table.values(np.arange(table.size, dtype=np.uint64)))
+            lines = list(log.rounds())
+            return Result(
+                set="",
+                model="",
+                seed=plan.seed,
+                measures=measures,
+                baselines={
+                    name: task.metric.measures(guess, task.data.test)
+                    for name, guess in averages(task.data).items()
+                },
+                split=str(task.data.facts["split"]),
+                scheme=plan.scheme.value,
+                rounds=rounds,
+                cohort=plan.cohort,
+                clients=task.data.clients,
+                seconds=time.monotonic() - begun,
+                curve=[(x["round_id"] + 1, x["metric"]) for x in lines if x["metric"] is not None],
+                setup=json.loads(json.dumps(setup)),
+                real=sum(bool(x["measured"]) for x in lines),
+                unmasked=float(np.mean([x["unmasked"] for x in lines])),
+                alone=_alone(task, training.setup),
+                indicator=indicators(training.setup),
+                folder=str(place),
+            )
+
+
+def federation(of: RatingSet) -> str:
+    """Every model of a set is trained by the same clients, who hold back the same ratings."""
+    return f"fedmmf, {of.name}"
+
+
+def _training(
+    checkpoint: Path, task: Task, plan: Plan, trainer: Trainer
+) -> Training | CentralTraining:
+    entropy = ScriptedEntropy(SCRIPT.encode())  # so that figures come out again
+    if not schemes.of(plan).federated:
+        return CentralTraining(task, plan, folder=checkpoint, entropy=entropy)
+    return Training(task, plan, folder=checkpoint, entropy=entropy, trainer=trainer)
+
+
+def _measures(training: Training | CentralTraining) -> dict[str, float]:
+    if isinstance(training, CentralTraining):
+        return training.measures()
+    return training.evaluation.measures(training.dense, training.tables | training.local)
+
+
+def _alone(task: Task, ready: SetupResult | None) -> dict[str, float] | None:
+    if ready is None or ready.masks is None:
+        return None
+    return task.metric.measures(ready.masks.test, task.data.test)
+
+
+def indicators(ready: SetupResult | None) -> dict[str, float] | None:
+    """Definition 3.1 over everybody: on ratings that are shared, held back by clients, and tested.
+
+    The paper's curve is the first. A client cannot know the last; the one between is its estimate.
+    """
+    if ready is None or ready.masks is None or not isinstance(ready.data, RatingData):
+        return None
+    data, masks = ready.data, ready.masks
+    own = ready.masks.indicator
+    return {
+        "shared": indicator(data.train["label"], masks.train, data.low, data.high),
+        "estimated": float(np.nanmean(own)) if np.isfinite(own).any() else float("nan"),
+        "tested": indicator(data.test["label"], masks.test, data.low, data.high),
+    }
+
+
+def prepared(task: Task, of: RatingSet) -> SetupResult:
+    """The task's data with everybody's mask; the sum over all is taken here, in one place."""
+    if task.setup is None:
+        raise ConfigError(f"task {task.name!r} has no set-up")
+    secret = partial(lasting_secret, ScriptedEntropy(SCRIPT.encode()), federation(of))
+    return task.setup.finish(task.data, task.setup.count(task.data.train), secret)
+
+
+def _read(path: Path) -> Result:
+    found = json.loads(path.read_text())
+    found["curve"] = [(int(at), float(value)) for at, value in found["curve"]]
+    return Result(**found)

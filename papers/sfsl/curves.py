@@ -1,0 +1,296 @@
+"""Learning curves: AUC by round, central, with every preset of index privacy, and full-model.
+
+Figure 4 of Niu et al. (long version, VI-A) on data that anybody can have: two public sets and a
+synthetic shop like the papers'. Presets run in the papers' setting: rows are opened for a single
+client, and there are no decoys. That is insecure, and labelled so; with scripted entropy CPP1 and
+CPP5 then train the same model. Cryptography is sampled; the other rounds are ideal.
+
+Every cell is a run with a checkpoint, kept in the cache folder: what was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, pstdev
+from typing import Any, Final
+
+from rich.console import Console
+from rich.markup import escape
+
+from papers.cache import training_version
+from papers.cells import Watch, unwatched
+from tessera import tasks
+from tessera.api import Run, simulate
+from tessera.errors import ConfigError
+from tessera.learning.averaging import ServerStep
+from tessera.learning.training.settings import LocalTraining
+from tessera.plan import (
+    Crypto,
+    Plan,
+    PrivacyPlan,
+    Scheme,
+    SecurityPlan,
+    SimulationPlan,
+    TaskPlan,
+    UpdatePlan,
+)
+from tessera.report import page as report
+from tessera.rounds import schemes
+from tessera.runs.folder import PLAN, RunFolder
+from tessera.runs.training import complete
+from tessera.tasks import Task
+
+LEVELS: Final = ("cpp1", "cpp2", "cpp3", "cpp4", "cpp5")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """What a curve is trained under; known by its preset, or by its scheme where it has none."""
+
+    scheme: Scheme
+    level: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.level or self.scheme.value
+
+
+CENTRAL: Final = Variant(scheme=Scheme.CENTRAL).name
+FULL_MODEL: Final = Variant(scheme=Scheme.FEDAVG).name
+VARIANTS: Final = (CENTRAL, *LEVELS, FULL_MODEL)
+PERSONAL: Final = (CENTRAL, "cpp1", "cpp4")
+QUICK: Final = (CENTRAL, "cpp1", "cpp4", "cpp5", FULL_MODEL)
+COHORT: Final = 100
+ROUNDS_AT: Final = 200
+QUICK_ROUNDS: Final = 10
+SCRIPT: Final = "curves"
+
+# Niu et al., long version, VI-A: the highest AUC on the industrial data, which was never released.
+PAPER: Final = {CENTRAL: 0.641, "cpp2": 0.615, "cpp4": 0.601, FULL_MODEL: 0.543}
+
+FEDERATIONS: Final = {"synthetic shop": "made-up shop"}
+"""A federation's name enters keys and coins: this one stays as it was."""
+
+NAMES: Final = {CENTRAL: CENTRAL, FULL_MODEL: "full-model averaging"}
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """A task with one of its models, and how a client trains it."""
+
+    name: str
+    task: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    variants: tuple[str, ...] = VARIANTS
+    quick: Mapping[str, Any] = field(default_factory=dict)
+    model: str = "din"
+    training: LocalTraining | None = None  # None: as the task recommends, the server's step too
+
+    def plan_task(self, variant: str, quick: bool) -> TaskPlan:
+        """Full-model averaging averages the full model, user rows too, as in the papers.
+
+        Averaged by rows, a user's row is changed by its own client only, and may stay local.
+        """
+        options: dict[str, Any] = {**self.options, **(self.quick if quick else {})}
+        options |= {"model": self.model, "share_users": variant == FULL_MODEL}
+        return TaskPlan(name=self.task, options=options)
+
+    def load(self, variant: str, data: Path | None, quick: bool) -> Task:
+        plan = self.plan_task(variant, quick)
+        return tasks.load(plan.name, data=data, **plan.options)
+
+
+SETS: Final = (
+    DataSet(
+        "Amazon electronics", "amazon", training=LocalTraining(batch=4, rate=0.1, table_rate=10.0)
+    ),
+    DataSet("MovieLens 1M", "movielens", model="biased", training=LocalTraining(batch=8, rate=0.3)),
+    DataSet(
+        "synthetic shop",
+        "taobao-like",
+        {"users": 5_000, "items": 20_000, "examples": 60, "history": 20},
+        quick={"users": 1_000, "items": 6_000, "examples": 40},
+        model="personal",
+        training=LocalTraining(batch=8, rate=0.1, table_rate=6.0),
+    ),
+    DataSet("Amazon electronics (personal)", "amazon", variants=PERSONAL, model="personal"),
+    DataSet("MovieLens 1M (personal)", "movielens", variants=PERSONAL, model="personal"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LearningCurve:
+    """One run: which set, which variant, which seed, and its AUC by round."""
+
+    set: str
+    variant: str
+    seed: int
+    points: Mapping[int, float]
+    folder: Path
+
+    @property
+    def last(self) -> float:
+        return self.points[max(self.points)]
+
+
+def plan_for(data: DataSet, variant: str, seed: int, rounds: int, quick: bool) -> Plan:
+    """The papers' setting: a row is opened for a single client, no decoys, no dropouts.
+
+    Schemes are compared under plain averaging, as in the papers; the personal model is trained as
+    its task recommends.
+    """
+    return Plan(
+        scheme=schemes.DEFAULT if variant in LEVELS else schemes.named(variant).scheme,
+        cohort=COHORT,
+        federation=f"curves, {FEDERATIONS.get(data.name, data.name)}",
+        seed=seed,
+        task=data.plan_task(variant, quick),
+        training=data.training,
+        server=None if data.training is None else ServerStep(),
+        update=UpdatePlan() if data.training is None else UpdatePlan(clip=32.0, dense_clip=256.0),
+        privacy=PrivacyPlan(
+            level=variant if variant in LEVELS else "cpp1",
+            decoys=0.0,
+            min_group=1,
+            insecure_small_groups=True,
+            period_rounds=10_000,
+        ),
+        security=SecurityPlan(dropout=0.2),
+        simulation=SimulationPlan(
+            rounds=rounds,
+            crypto=Crypto.SAMPLED,
+            crypto_every=100_000,  # the first round only: it shows that the real one works
+            evaluate_every=5 if quick else 10,
+        ),
+    )
+
+
+def run_all(
+    folder: Path,
+    *,
+    quick: bool,
+    seeds: Sequence[int],
+    rounds: int | None,
+    data: Path | None,
+    sets: Sequence[str] = (),
+    variants: Sequence[str] = (),
+    watch: Watch = unwatched,
+) -> list[LearningCurve]:
+    """Every cell, cached, in the order of the sets; a set without files is skipped with a note."""
+    total = rounds or (QUICK_ROUNDS if quick else ROUNDS_AT)
+    console = Console(stderr=True, highlight=False)
+    found = []
+    for each in SETS:
+        if sets and each.name not in sets and each.task not in sets:
+            continue
+        wanted = [v for v in each.variants if (not quick or v in QUICK) and v in (variants or v)]
+        try:
+            loaded = {shared: each.load(shared, data, quick) for shared in (FULL_MODEL, "cpp1")}
+        except ConfigError as error:
+            console.print(f"[yellow]left out: {escape(str(error))}[/]", soft_wrap=True)
+            continue
+        for seed in seeds:
+            for variant in wanted:
+                task = loaded[FULL_MODEL if variant == FULL_MODEL else "cpp1"]
+                plan = plan_for(each, variant, seed, total, quick)
+                found.append(_cell(folder, each, task, variant, seed, plan, total, watch))
+    if not found:
+        raise ConfigError("curves: no data set is there", hint="see docs/data.md, or --data")
+    return found
+
+
+def _cell(
+    folder: Path,
+    data: DataSet,
+    task: Task,
+    variant: str,
+    seed: int,
+    plan: Plan,
+    rounds: int,
+    watch: Watch,
+) -> LearningCurve:
+    whole = complete(plan, task)
+    key = hashlib.sha256(f"{whole.digest.hex()} {rounds} {training_version()}".encode()).hexdigest()
+    place = folder / f"{slug(data.name)}-{variant}-{seed}-{key[:12]}"
+    run = Run(place)
+    started = (place / PLAN).exists()
+    if not started or len(run.rounds) < rounds:
+        with watch(rounds, title=f"{data.name}, {variant}, {seed}") as watcher:
+            run = simulate(
+                task,
+                plan,
+                rounds,
+                out=place,
+                resume=started,
+                insecure_test_entropy=None if started else SCRIPT,
+                on_event=watcher.on_event,
+            )
+    return LearningCurve(data.name, variant, seed, dict(run.curve), place)
+
+
+def slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def pages(curves: Sequence[LearningCurve], folder: Path) -> list[Path]:
+    """A page per set, with the curves of its first seed."""
+    made = []
+    for name in dict.fromkeys(curve.set for curve in curves):
+        of_set = [curve for curve in curves if curve.set == name]
+        first = [curve.folder for curve in of_set if curve.seed == of_set[0].seed]
+        out = folder / f"{slug(name)}.html"
+        made.append(report.write(first, out))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class AucOverSeeds:
+    """One number of the table: AUC of a variant on a set, at a round, over seeds."""
+
+    set: str
+    variant: str
+    round: int
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return mean(self.values)
+
+    @property
+    def spread(self) -> float:
+        return pstdev(self.values)
+
+
+def figures(curves: Sequence[LearningCurve]) -> Iterator[AucOverSeeds]:
+    """For each set, variant and round the values of all seeds, in order."""
+    for name in dict.fromkeys(curve.set for curve in curves):
+        for variant in dict.fromkeys(c.variant for c in curves if c.set == name):
+            of_cell = [c for c in curves if (c.set, c.variant) == (name, variant)]
+            for at in sorted(set.intersection(*(set(c.points) for c in of_cell))):
+                yield AucOverSeeds(name, variant, at, tuple(c.points[at] for c in of_cell))
+
+
+def baselines_of(curves: Sequence[LearningCurve], name: str) -> dict[str, float]:
+    first = next(curve for curve in curves if curve.set == name)
+    scores: dict[str, float] = RunFolder.load(first.folder).fact("trivial")
+    return scores
+
+
+def same_model(curves: Sequence[LearningCurve], name: str) -> bool | None:
+    """Whether CPP1 and CPP5 have the same metrics in every round, to the last digit."""
+    by_variant = {
+        v: {c.seed: dict(c.points) for c in curves if (c.set, c.variant) == (name, v)}
+        for v in ("cpp1", "cpp5")
+    }
+    shared = by_variant["cpp1"].keys() & by_variant["cpp5"].keys()
+    if not shared:
+        return None
+    return all(
+        json.dumps(by_variant["cpp1"][seed]) == json.dumps(by_variant["cpp5"][seed])
+        for seed in shared
+    )

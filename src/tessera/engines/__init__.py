@@ -1,1 +1,0 @@
-"""The only clocks, sockets and processes."""

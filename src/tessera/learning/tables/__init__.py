@@ -1,0 +1,1 @@
+"""Tables of a model, row by row: specified, initialised, stored; without PyTorch."""

@@ -1,0 +1,1 @@
+"""Local training of clients, one after the other or vectorised, with or without noise."""

@@ -1,0 +1,232 @@
+"""NoisyClient: one client in training with noise; rows owe it until they are read.
+
+Noise goes to every row at hand in every step, but nobody looks at a row between the steps that read
+it. So a row that no example touches only counts the steps: what it owes is drawn in one, with the
+variance of all of them, before it is next read or when the client ends (arXiv 2404.08847). The
+noise that a step itself adds to the rows it touches is drawn with the step.
+
+All randomness follows from one secret of the client and round: the coins, the dense part's noise
+and that of each table, a stream each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tessera.crypto.coins import CoinStream
+from tessera.crypto.noise import Gaussian, Narrow, dense_noise, row_noise
+from tessera.crypto.prg import Label, Stream
+from tessera.errors import MisuseError
+from tessera.learning.bound_model import BoundModel
+from tessera.learning.tables.arrays import Floats
+from tessera.learning.tables.submodel import ModelUpdate, TablePart, TableUpdate
+from tessera.learning.training.local import Job, PreparedJob, Trained, nothing_of
+from tessera.learning.training.noisy.steps import Ints, NoisySteps, StepBatch
+from tessera.learning.training.settings import LocalTraining
+
+ROWS_AT_ONCE: Final = 1 << 16
+"""Rows that are looked at together: what is made of all would be as large as the table."""
+
+
+def at_hand(bound: BoundModel, job: Job) -> PreparedJob:
+    """A job with all its rows, whether an example needs them or not: every one gets noise.
+
+    Rows are as in `prepare`, and the values are those of the job, not copied. Every row counts
+    once, whatever examples there are.
+    """
+    trained = job.submodel.trained
+    examples = bound.cut(job.examples, trained)
+    parts = {t.name: (job.local if t.local else job.submodel.tables)[t.name] for t in bound.tables}
+    rows = {t.name: parts[t.name].ids if t.local else trained[t.name] for t in bound.tables}
+    return PreparedJob(
+        job,
+        bound.positions(examples, rows),
+        len(examples),
+        rows,
+        {
+            name: part.values if len(part.ids) == len(rows[name]) else part.of(rows[name])
+            for name, part in parts.items()
+        },
+        {name: np.ones(len(ids), np.int64) for name, ids in rows.items()},
+        {name: np.arange(len(ids)) for name, ids in rows.items()},
+    )
+
+
+def fresh_rows(prepared: PreparedJob, name: str) -> Floats:
+    """A table's rows to begin with, a copy; one at least, which a module may look up for no id."""
+    values = prepared.values[name]
+    if not len(values):
+        return np.zeros((1, values.shape[1]), np.float32)
+    return np.array(values, np.float32)
+
+
+class NoisyClient:
+    """Dense part and rows of one client, changed in place, with what its rows owe.
+
+    `dense` is one vector and `rows` a tensor for each table, both float32. A local table that is
+    not among them is none of the noise's business.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedJob,
+        training: LocalTraining,
+        noisy: NoisySteps,
+        *,
+        round_id: int,
+        dense: Tensor,
+        rows: Mapping[str, Tensor],
+    ) -> None:
+        secret = prepared.job.coins
+        self.prepared, self.noisy = prepared, noisy
+        self.dense, self.rows = dense, rows
+        self.step = 0
+        self.most = 0  # of the batches so far, where someone asks
+        self._draws, self._drawn = 1, 0  # times the noise: of this step, and of all before
+        self.not_finite = 0  # groups whose gradient was not, in all steps
+        self.losses: list[Tensor] = []
+        rate = training.rate_in(round_id) / noisy.batch * noisy.unit
+        self._scale, self._row_scale = rate, rate * training.table_rate
+        self._coins = CoinStream(Stream.of(secret, Label.BATCH_COINS))
+        self._dense_noise = dense_noise(secret)
+        self._row_noise = {name: row_noise(secret, name) for name in rows}
+        self._until = {name: np.zeros(len(r), np.int32) for name, r in rows.items()}
+
+    def draw(self) -> StepBatch:
+        """The batch of this step."""
+        batch = self.noisy.drawing(self.prepared, self._coins)
+        self._draws, self.most = batch.draws, max(self.most, batch.most)
+        return batch
+
+    def settle(self, name: str, rows: Ints) -> None:
+        """What these rows, each once, owe from earlier steps: before they are read."""
+        until, values = self._until[name], self.rows[name]
+        owed = self._drawn - until[rows]
+        due = rows[owed > 0]
+        if not due.size:
+            return
+        noise = self._row_noise[name].owed(owed[owed > 0].astype(np.int64), values.shape[1])
+        values[torch.from_numpy(due)] -= torch.from_numpy(noise) * self._row_scale
+        until[due] = self._drawn
+
+    def take(self, dense: Tensor, rows: Mapping[str, tuple[Ints, Tensor]]) -> None:
+        """A step from the groups' sums in integers: of the dense part, and of the rows touched.
+
+        The rows have settled and stand once each; all others now owe one step more.
+        """
+        noise = torch.from_numpy(self._noise(self._dense_noise, dense.numel(), 1).reshape(-1))
+        self.dense.sub_((dense + noise).to(torch.float32), alpha=self._scale)
+        for name, (touched, sums) in rows.items():
+            if not touched.size:
+                continue
+            drawn = torch.from_numpy(self._noise(self._row_noise[name], *sums.shape))
+            at = torch.from_numpy(touched)
+            self.rows[name][at] -= (sums + drawn).to(torch.float32) * self._row_scale
+            self._until[name][touched] = self._drawn + self._draws
+        self._drawn += self._draws
+        self.step += 1
+
+    def _noise(self, source: Gaussian, count: int, width: int) -> Narrow:
+        """What a step adds itself to so many rows."""
+        if self._draws == 1:
+            return source.draw(count * width).reshape(count, width)
+        return source.owed(np.full(count, self._draws, np.int64), width)
+
+    def end(self) -> None:
+        """After the last step: all rows settle."""
+        if self.step != self.noisy.steps:
+            raise MisuseError(f"{self.step} steps were taken, and the plan has {self.noisy.steps}")
+        for name, values in self.rows.items():
+            for begin in range(0, len(values), ROWS_AT_ONCE):
+                self.settle(name, np.arange(begin, min(begin + ROWS_AT_ONCE, len(values))))
+
+    def outcome(self, bound: BoundModel) -> Trained:
+        """What leaves: deltas of every row at hand, each with a count of 1, at a weight of 1.
+
+        The rows' tensors become the deltas, without a copy of them.
+        """
+        prepared, job = self.prepared, self.prepared.job
+        every = (self.dense, *self.rows.values())
+        parts = (part for values in every for part in torch.split(values, ROWS_AT_ONCE))
+        if not all(torch.isfinite(part).all() for part in parts):
+            return nothing_of(bound, prepared, loss=float("nan"), finite=False)
+        tables, local = {}, {}
+        for table in bound.tables:
+            if table.name not in self.rows:  # rows at home that are free: as they were
+                continue
+            values: Floats = self.rows[table.name][: len(prepared.rows[table.name])].numpy()
+            if table.local:
+                local[table.name] = TablePart(prepared.rows[table.name], values)
+                continue
+            values -= prepared.values[table.name]
+            tables[table.name] = TableUpdate(values, prepared.counts[table.name])
+        return Trained(
+            ModelUpdate(self.dense.numpy() - job.submodel.dense, 1, tables),
+            {**job.local, **local},
+            loss=self.mean_loss(),
+            examples=prepared.examples,
+            not_finite=self.not_finite,
+            most=self.most,
+        )
+
+    def mean_loss(self) -> float:
+        """Over all examples of all steps, each before its own."""
+        losses = torch.cat([torch.empty(0), *self.losses])
+        return float(losses.double().mean()) if losses.numel() else float("nan")
+
+
+# --- clipped --------------------------------------------------------------------------------------
+#
+# ClippedClient: one step whose examples are clipped one by one, for noise that others add.
+#
+# What it sends is a sum over examples of which each is at most the clip long, dense part and rows
+# together, as they are sent: a row's gradient by the factor on its rate. Local rows stay as they
+# began: trained without noise they would carry one row into the gradients of all later rounds.
+
+
+def client_kind(noisy: NoisySteps) -> type[NoisyClient]:
+    """Who takes the steps: with noise of its own, or none."""
+    return ClippedClient if noisy.only_clips else NoisyClient
+
+
+class ClippedClient(NoisyClient):
+    """The sums of its one step, as they are."""
+
+    _sums: tuple[Tensor, Mapping[str, tuple[Ints, Tensor]]] | None = None
+
+    def settle(self, name: str, rows: Ints) -> None:
+        """No row owes any noise."""
+
+    def take(self, dense: Tensor, rows: Mapping[str, tuple[Ints, Tensor]]) -> None:
+        self._sums = dense, rows
+        self.step += 1
+
+    def end(self) -> None:
+        if self.step != 1:
+            raise MisuseError(f"{self.step} steps were taken without noise, and one is due")
+
+    def outcome(self, bound: BoundModel) -> Trained:
+        """Deltas of every row at hand, as numbers of 64 bits: nothing is lost to a row's value."""
+        assert self._sums is not None
+        dense, rows = self._sums
+        prepared, tables = self.prepared, {}
+        for table in bound.tables:
+            if table.local:
+                continue
+            values = np.zeros((len(prepared.rows[table.name]), table.width))
+            touched, sums = rows.get(table.name, (np.zeros(0, np.int64), None))
+            if sums is not None:
+                values[touched] = -self._scale * sums.numpy().astype(np.float64)
+            tables[table.name] = TableUpdate(values, prepared.counts[table.name])
+        return Trained(
+            ModelUpdate(-self._scale * dense.numpy().astype(np.float64), 1, tables),
+            prepared.job.local,
+            loss=self.mean_loss(),
+            examples=prepared.examples,
+            not_finite=self.not_finite,
+        )

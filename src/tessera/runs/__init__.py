@@ -1,0 +1,1 @@
+"""A training into a folder: set-up, rounds, evaluation, export, recommendations."""

@@ -1,0 +1,111 @@
+"""How good the model is after a round: on a test set in one place, or without one.
+
+Where the held-out examples stay with their clients, each computes sufficient statistics of
+its own, and only the secure sum of them over the cohort, or over each of its fixed groups, leaves
+(`learning/metrics.py`). The sum is exact;
+an AUC that follows from it is known to within the pairs of examples that share a bin. Where a plan
+has noise per user the sum has noise, too, and every client is charged for it with its round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from tessera.crypto.entropy import Entropy
+from tessera.data.examples import ClientData, Examples
+from tessera.ids import ClientId, RoundId
+from tessera.learning.bound_model import BoundModel
+from tessera.learning.scores import evaluate
+from tessera.learning.tables.stored import StoredTable
+from tessera.plan import Plan
+from tessera.rounds import dp
+from tessera.rounds.fixed_groups import FixedGroup
+from tessera.runs.noisy_statistics import NoisyStatistic
+from tessera.runs.secure_statistics import group_sums, secure_sum
+from tessera.tasks import Task
+
+Floats = npt.NDArray[np.float32]
+
+WHAT = "metrics"
+VALIDATION = "validation metrics"
+WHOLE = 1 << 20
+"""Tables up to this many rows are copied once per test; larger ones are read batch by batch."""
+
+
+class Evaluation:
+    """Scores of the current model over held-out examples."""
+
+    def __init__(self, task: Task, module: nn.Module, bound: BoundModel) -> None:
+        self._task, self._module, self._bound = task, module, bound
+
+    def scores(
+        self, dense: Floats, tables: Mapping[str, StoredTable], examples: Examples
+    ) -> Floats:
+        """Logits of these examples, each client's with its own local rows."""
+        sources = {
+            name: table.values(np.arange(table.size, dtype=np.uint64))
+            if table.size <= WHOLE
+            else table
+            for name, table in tables.items()
+        }
+        parameters = self._bound.parameters(dense, sources)
+        return evaluate(self._module, self._bound, parameters, examples)
+
+    def measures(self, dense: Floats, tables: Mapping[str, StoredTable]) -> dict[str, float]:
+        """Figures over everybody's held-out examples, in one place: only a simulation can do it."""
+        test = self._task.data.test
+        return self._task.metric.measures(self.scores(dense, tables, test), test)
+
+    def metric(self, dense: Floats, tables: Mapping[str, StoredTable]) -> float:
+        """The task's main metric."""
+        return self.measures(dense, tables)[self._task.metric.name]
+
+    def federated(
+        self,
+        plan: Plan,
+        round_id: RoundId,
+        clients: Mapping[ClientId, ClientId],
+        dense: Floats,
+        tables: Mapping[str, StoredTable],
+        entropy: Entropy,
+        groups: Sequence[FixedGroup] = (),
+        validation: ClientData | None = None,
+    ) -> float | None:
+        """The metric over held-out examples of `clients` (by their names in the round).
+
+        Of their test parts, or of a `validation` part: another sum, with noise of its own. Each
+        counts its own where they are; only the sum leaves. In fixed groups it is over the whole
+        ones of `groups`. None if they are too few for noise in shares.
+        """
+        what = WHAT if validation is None else VALIDATION
+        data = validation or self._task.data
+        metric, statistics, few = self._task.metric, {}, {}
+        noisy = dp.noisy_metrics(plan)
+        for name, client in clients.items():
+            own = data.test_of(int(client))
+            scores = self.scores(dense, tables, own)
+            if np.isnan(scores).any():  # such a client contributes nothing
+                own, scores = own.take(slice(0, 0)), scores[:0]
+            if noisy:
+                few[name] = metric.few(scores, own)
+            else:
+                statistics[name] = metric.statistics(scores, own)
+        if not noisy and plan.grouped:
+            summed = group_sums(statistics, groups, plan, what, round_id, entropy)
+            return None if summed is None else metric.from_statistics(summed)
+        if not noisy:
+            return metric.from_statistics(secure_sum(statistics, plan, what, round_id, entropy))
+        counted = dp.section(plan).counted
+        total = NoisyStatistic(
+            plan=plan,
+            entropy=entropy,
+            what=what,
+            noise=dp.metrics_noise(plan),
+            words=len(next(iter(few.values()))),
+            round_id=round_id,
+        ).over_cohort(list(few), lambda name: few[name] / counted)
+        return None if total is None else metric.from_few(total.sum * counted)

@@ -1,0 +1,120 @@
+"""Who trains a cohort: compiled, vectorised or one by one, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+from typing import Final
+
+from torch import nn
+
+from tessera.errors import ConfigError
+from tessera.learning.bound_model import BoundModel
+from tessera.learning.training.local import Job, Learner, Loss, Sequential
+from tessera.learning.training.noisy.local import NoisySequential
+from tessera.learning.training.noisy.steps import NoisySteps
+from tessera.learning.training.settings import LocalTraining
+from tessera.learning.training.vectorised import best
+from tessera.learning.training.vectorised.noisy import best_noisy, tried
+
+WORTH_COMPILING: Final = 1_000_000
+"""Examples that a run still trains on, from which the minute of a compilation comes back.
+
+Vectorised, a core trains on about 10,000 examples of a small model in a second, compiled on two to
+three times as many.
+"""
+
+LARGE: Final = 1 << 19
+"""Dense weights from which clients are trained one by one, unless another way is asked for.
+
+Side by side, the weights and gradients of all clients go through the cache in every step. One by
+one took 0.7 of the CPU time for 0.9 and for 1.7 million weights (TREC, MNIST).
+"""
+
+
+class Trainer(StrEnum):
+    """How a cohort's local training is done."""
+
+    AUTO = "auto"
+    COMPILED = "compiled"
+    VECTORISED = "vectorised"
+    SEQUENTIAL = "sequential"
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenLearner:
+    """A learner, and why it is this one."""
+
+    learner: Learner
+    reason: str
+
+
+def choose(
+    how: Trainer,
+    module: nn.Module,
+    bound: BoundModel,
+    loss: Loss,
+    training: LocalTraining,
+    *,
+    sample: list[Job],
+    examples: int,
+    noisy: NoisySteps | None = None,
+) -> ChosenLearner:
+    """A learner, and the reason for it in words; `examples` is how many the run will train on."""
+    if noisy is not None:
+        return choose_noisy(
+            how, module, bound, loss, training, noisy, sample=sample, examples=examples
+        )
+    if how is Trainer.SEQUENTIAL:
+        return ChosenLearner(Sequential(module, bound, loss, training), "asked for")
+    weights = sum(prod(shape) for _, shape in bound.dense)
+    if how is Trainer.AUTO and weights >= LARGE:
+        reason = f"{weights:,} dense weights: side by side they do not fit the cache"
+        return ChosenLearner(Sequential(module, bound, loss, training), reason)
+    if how is Trainer.COMPILED:
+        why_not = ""
+    elif how is Trainer.VECTORISED:
+        why_not = "compiling was not asked for"
+    elif bound.candidates is not None:
+        # A minute for every number of candidates, of which there are a dozen or more.
+        why_not = "compiling does not pay where every client has its own number of candidates"
+    elif examples < WORTH_COMPILING:
+        why_not = f"compiling does not pay for the {examples:,} examples to come"
+    else:
+        why_not = ""
+    learner = best(module, bound, loss, training, sample=sample, compile=not why_not)
+    if why_not and learner.name == "vectorised":
+        return ChosenLearner(learner, f"{learner.reason}; {why_not}")
+    if how is Trainer.COMPILED and learner.name != "compiled":
+        raise not_compiled(learner.reason)
+    return ChosenLearner(learner, learner.reason)
+
+
+def choose_noisy(
+    how: Trainer,
+    module: nn.Module,
+    bound: BoundModel,
+    loss: Loss,
+    training: LocalTraining,
+    noisy: NoisySteps,
+    *,
+    sample: list[Job],
+    examples: int,
+) -> ChosenLearner:
+    """The same where there is noise in every step."""
+    if how is Trainer.SEQUENTIAL:
+        tried(module, bound, loss, training, noisy, sample=sample)
+        return ChosenLearner(NoisySequential(module, bound, loss, training, noisy), "asked for")
+    compiled = how is Trainer.COMPILED or (how is Trainer.AUTO and examples >= WORTH_COMPILING)
+    learner = best_noisy(module, bound, loss, training, noisy, sample=sample, compile=compiled)
+    if how is Trainer.COMPILED and not learner.name.startswith("compiled"):
+        raise not_compiled(learner.reason)
+    return ChosenLearner(learner, learner.reason)
+
+
+def not_compiled(reason: str) -> ConfigError:
+    return ConfigError(
+        f"training cannot be compiled here: {reason}",
+        hint="leave --trainer out to take what works",
+    )

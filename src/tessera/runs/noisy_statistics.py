@@ -1,0 +1,218 @@
+"""Noisy statistics: sums over clients that are no updates, with the plan's noise on them.
+
+The popularity of rows and a task's set-up sum before the first round, metrics on held-out examples
+after some rounds. A client's part is at most 1 long, in L2, and is cut towards zero to integers, so
+that it stays so. Noise is added by whom the plan trusts (`[dp] trust`): the server, to the sum;
+every client, all of it, to its own part; every client a share of it, under the masks of a secure
+sum; or each of two servers, all of it, to the sum of its shares. Where a sum is taken group by
+group, each group opens: in shares each has the whole noise.
+
+Noise is a discrete Gaussian over the same integers, thousands of them wide, and a share of it is
+`LEAST_SHARE` wide or more, which the account takes for granted (`privacy/dp/noise_setting.py`). It
+follows from the run's entropy, the name of the statistic, the round and its own width: taken again
+it is the same, and so must be what it is added to. A run goes on over the same data and with the
+same noise only (`api.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto.entropy import Entropy
+from tessera.crypto.noise import discrete_gaussian
+from tessera.crypto.prg import Label, Stream, uniform
+from tessera.errors import ConfigError
+from tessera.ids import ClientId, RoundId
+from tessera.learning.quantize import signed
+from tessera.learning.setup import Progress
+from tessera.plan import Crypto, NoiseFrom, Plan
+from tessera.privacy.dp.noise_setting import LEAST_SHARE, NO_ROUND
+from tessera.rounds import dp, schemes
+from tessera.runs.secure_statistics import WORDS, secure_sum, sum_params
+
+Integers = npt.NDArray[np.int64]
+Part = Callable[[ClientId], npt.NDArray[np.float64]]
+"""A client's part of the sum, at most 1 long."""
+
+FINEST: Final = 20
+"""A length of 1 is at most 2 to this many integers."""
+WIDEST: Final = 1e6
+"""All noise on a sum is at most so many integers wide."""
+LEAST_MEMBERS: Final = 2
+"""Of a secure sum."""
+LEAST_NOISE: Final = 1000.0
+"""All noise on a sum is so many integers wide, at least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoisyTotal:
+    """A sum in lengths of a client's part, and the deviation of all noise on each of its words."""
+
+    sum: npt.NDArray[np.float64] = field(repr=False)
+    deviation: float
+    clients: int
+    groups: int
+    secure_groups: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoisyStatistic:
+    """A statistic called `what`, with `noise` deviations over a client's length on its sum.
+
+    `words` is how long it is.
+    """
+
+    plan: Plan
+    entropy: Entropy = field(repr=False)
+    what: str
+    noise: float
+    words: int
+    round_id: RoundId = NO_ROUND
+
+    def __post_init__(self) -> None:
+        if self.noise * self.scale < LEAST_NOISE:
+            raise ConfigError(
+                f"[dp] noise of {self.noise:g} on {self.what} is out of range",
+                hint="a smaller epsilon, or a smaller share of the budget for it in [dp]",
+            )
+
+    @property
+    def scale(self) -> float:
+        """Integers that a length of 1 is."""
+        return 2.0 ** min(FINEST, math.floor(math.log2(WIDEST / self.noise)))
+
+    @property
+    def trust(self) -> NoiseFrom:
+        return dp.section(self.plan).trust
+
+    def over_all(
+        self, clients: Sequence[ClientId], part: Part, progress: Progress | None = None
+    ) -> NoisyTotal:
+        """Over a population, in groups of a cohort's size at least."""
+        names = sorted(clients)
+        if self.trust is NoiseFrom.SHARES and self.honest(min(len(names), self.plan.cohort)) < 1:
+            raise ConfigError(
+                f"[dp] {self.what} over {len(names)} clients in shares: nobody is left whose noise "
+                "counts",
+                hint="more clients, a smaller corrupt, or less dropout in [security]",
+            )
+        return self._over(names, part, max(1, len(names) // self.plan.cohort), progress)
+
+    def over_cohort(self, clients: Sequence[ClientId], part: Part) -> NoisyTotal | None:
+        """Over those of a round, in one sum; None, and nothing leaves, if they are too few."""
+        if self.trust is NoiseFrom.SHARES and self.honest(len(clients)) < 1:
+            return None
+        return self._over(sorted(clients), part, 1, None)
+
+    def _over(
+        self, names: list[ClientId], part: Part, groups: int, progress: Progress | None
+    ) -> NoisyTotal:
+        total = np.zeros(self.words, np.int64)
+        sources, masked = 0.0, 0  # sources of noise, each of the deviation that is accounted for
+        for group in range(groups):
+            members = names[group::groups]
+            summed, real = self._summed(members, part, group)
+            total += summed
+            masked += real
+            sources += self._sources(len(members))
+            if progress is not None:
+                progress((group + 1) * len(names) // groups, len(names))
+        servers = {NoiseFrom.SERVER: 1, NoiseFrom.EACH: 2}.get(self.trust, 0)
+        for server in range(servers):
+            total += self._drawn("server", server)
+        if servers:
+            # As if noise were added before any sum was centred: what is centred has noise, and a
+            # client that puts the others at the wrap of the ring learns nothing from it.
+            total = signed(WORDS.from_ints(total), WORDS)
+        return NoisyTotal(
+            sum=total / self.scale,
+            deviation=self.noise * math.sqrt(servers + sources),
+            clients=len(names),
+            groups=groups,
+            secure_groups=masked,
+        )
+
+    def _sources(self, members: int) -> float:
+        """How often the whole noise is in the sum of a group, by its clients."""
+        if self.trust is NoiseFrom.LOCAL:
+            return float(members)
+        if self.trust is NoiseFrom.SHARES:
+            return members / self.honest(members)
+        return 0.0
+
+    def honest(self, members: int) -> int:
+        """Clients of a group whose shares are enough: its fewest survivors, less the corrupt.
+
+        Its survivors are those of its own secure sum, whose group may be larger than a cohort.
+        """
+        if members < LEAST_MEMBERS:
+            return 0
+        params = sum_params(self.plan, self.what, self.round_id, members, self.words)
+        return params.min_survivors - self.plan.corrupt_shares
+
+    def _summed(self, members: list[ClientId], part: Part, group: int) -> tuple[Integers, bool]:
+        """Over a group: what opens of it, or what two servers hold together; whether masked."""
+        plan, crypto = self.plan, self.plan.simulation.crypto
+        real = crypto is Crypto.EVERY or (crypto is Crypto.SAMPLED and group == 0)
+        if self.trust is NoiseFrom.EACH:
+            return self._shared(members, part), False
+        honest = self.honest(len(members)) if self.trust is NoiseFrom.SHARES else 1
+        if schemes.of(plan).hides and real:
+            vectors = {client: self._sent(client, part, honest) for client in members}
+            # Population sums have no round: their groups are told apart by number.
+            number = RoundId(int(self.round_id) + group)
+            return signed(secure_sum(vectors, plan, self.what, number, self.entropy), WORDS), True
+        total = np.zeros(self.words, np.int64)
+        for client in members:
+            total += self._sent(client, part, honest)
+        return total, False
+
+    def _shared(self, members: list[ClientId], part: Part) -> Integers:
+        """Every client's part in two random shares; each server adds up its own."""
+        leader, helper = WORDS.zeros((self.words,)), WORDS.zeros((self.words,))
+        for client in members:
+            secret = self.entropy.secret(Label.STATISTIC_SHARE, *self._address, int(client))
+            share = uniform(WORDS, Stream.of(secret, Label.STATISTIC_SHARE), self.words)
+            helper = WORDS.add(helper, share)
+            words = WORDS.from_ints(self.rounded(part(client)))
+            leader = WORDS.add(leader, WORDS.sub(words, share))
+        return signed(WORDS.add(leader, helper), WORDS)
+
+    def rounded(self, part: npt.NDArray[np.float64]) -> Integers:
+        """Towards zero, and so not longer than `scale`; zeros where it is not finite."""
+        if not np.isfinite(part).all():
+            return np.zeros(self.words, np.int64)
+        length = float(np.linalg.norm(part))
+        # A hair less than 1, so that rounding of floats cannot pass it.
+        within = part if length <= 1.0 else part * ((1.0 - 1e-12) / length)
+        return np.trunc(within * self.scale).astype(np.int64)
+
+    def _sent(self, client: ClientId, part: Part, honest: int) -> Integers:
+        """A client's part with its own noise, where it adds any."""
+        own = self.rounded(part(client))
+        if self.trust in (NoiseFrom.LOCAL, NoiseFrom.SHARES):
+            own += self._drawn("client", int(client), 1.0 / math.sqrt(honest))
+        return own
+
+    def _drawn(self, who: str, number: int, part: float = 1.0) -> Integers:
+        deviation = self.noise * self.scale * part
+        if deviation < LEAST_SHARE:
+            raise ConfigError(
+                f"[dp] a share of the noise on {self.what} is {deviation:.3g} integers wide, too "
+                "narrow for an account of the sum",
+                hint="a smaller epsilon, or fewer clients in a sum",
+            )
+        secret = self.entropy.secret(Label.STATISTIC_NOISE, *self._address, who, number)
+        stream = Stream.of(secret, Label.STATISTIC_NOISE)
+        return discrete_gaussian(deviation).sample(stream, self.words)
+
+    @property
+    def _address(self) -> tuple[str, str, int, str]:
+        """Noise of another width is other noise, and not the same coins at another scale."""
+        return self.plan.federation, self.what, int(self.round_id), repr(self.noise)

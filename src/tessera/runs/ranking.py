@@ -1,0 +1,223 @@
+"""Full ranking: where a run's model puts what came next, among everything there is.
+
+Of a click model: for each user with a click in its test part, the first of these is the target, and
+every item that the user did not have before is a candidate, scored with what was known then. Of a
+softmax over a table: every test example, among all rows. None is sampled (`learning/ranking.py`).
+Beside the model stand predictors that need none: what was clicked most often in the training part,
+and what most often came after the last item there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.data.examples import LABEL, ClientData, Examples
+from tessera.data.ratings import RatingData
+from tessera.errors import ConfigError
+from tessera.learning.ranking import POPULARITY, SUCCESSOR, RankMetric, hit_rate, ndcg, successors
+from tessera.learning.scores import evaluate
+from tessera.rounds import schemes
+from tessera.runs.central import CentralTraining
+from tessera.runs.export import named_task
+from tessera.runs.folder import CHECKPOINT, RunFolder
+from tessera.runs.recommend import check_run
+from tessera.runs.run_root import entropy_of
+from tessera.runs.training import Training, complete
+from tessera.tasks import Task
+
+Doubles = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+MODEL: Final = "model"
+AT_ONCE: Final = 1 << 16
+"""Examples that are scored at a time."""
+
+Progress = Callable[[int, int], None]
+"""(users done, of how many)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FullRanking:
+    """Figures by predictor and name. `targets` were ranked, each among about `candidates`."""
+
+    run: str
+    task: str
+    scheme: str
+    rounds: int
+    targets: int
+    candidates: int
+    figures: dict[str, dict[str, float]]
+
+
+def full_ranking(
+    folder: Path,
+    *,
+    top: int = 10,
+    users: int = 0,
+    data: Path | None = None,
+    task: Task | None = None,
+    on_progress: Progress | None = None,
+) -> FullRanking:
+    """Of a run's last checkpoint. `users` at most are looked at, spread evenly; 0: all."""
+    if top < 1 or users < 0:
+        raise ConfigError(f"top = {top}, users = {users}", hint="top is 1 or more, users 0 or more")
+    log = RunFolder.load(folder)
+    task = task or named_task(log, data)
+    softmax = isinstance(task.metric, RankMetric)
+    if not softmax and not _clicks(task):
+        raise ConfigError(
+            f"{folder}: task {task.name!r} is neither about clicks on items nor a softmax over a "
+            "table, so there is nothing to rank",
+            hint="its metric is in the report",
+        )
+    check_run(log, task)
+    with _standing(log, task) as (score, rounds):
+        if softmax:
+            assert isinstance(task.metric, RankMetric)
+            test = task.data.test
+            outputs = score(test)
+            figures = {MODEL: task.metric.measures(outputs, test)}
+            figures |= task.metric.baseline_measures(task.data)
+            targets, candidates = len(test), task.metric.rows
+        else:
+            ranks, candidates = _item_ranks(task.data, score, users, on_progress)
+            targets = len(ranks[MODEL])
+            figures = {
+                name: {
+                    f"recall@{top}": hit_rate(found, top),
+                    f"NDCG@{top}": ndcg(found, top),
+                    "recall@1": hit_rate(found, 1),
+                }
+                for name, found in ranks.items()
+            }
+    return FullRanking(
+        run=str(folder),
+        task=task.title or task.name,
+        scheme=log.plan.scheme.value,
+        rounds=rounds,
+        targets=targets,
+        candidates=candidates,
+        figures=figures,
+    )
+
+
+def _clicks(task: Task) -> bool:
+    data = task.data
+    return (
+        {"item", LABEL} <= data.train.fields.keys()
+        and "item" in data.sizes
+        and not isinstance(data, RatingData)
+        and data.train.subjects is None
+    )
+
+
+@contextmanager
+def _standing(
+    log: RunFolder, task: Task
+) -> Iterator[tuple[Callable[[Examples], npt.NDArray[np.float32]], int]]:
+    """What the model of the last checkpoint gives for examples, and the rounds behind it."""
+    plan, checkpoint = complete(log.plan, task), log.folder / CHECKPOINT
+    entropy = entropy_of(log)
+    if not schemes.of(plan).federated:
+        central = CentralTraining(task, plan, folder=checkpoint, entropy=entropy)
+        parameters = central.central.parameters()
+        yield (
+            lambda examples: evaluate(central.module, central.bound, parameters, examples),
+            central.rounds_done,
+        )
+        return
+    with Training(task, plan, folder=checkpoint, entropy=entropy) as stood:
+        tables = stood.tables | stood.local
+        yield (
+            lambda examples: stood.evaluation.scores(stood.dense, tables, examples),
+            (stood.rounds_done),
+        )
+
+
+def _item_ranks(
+    data: ClientData,
+    score: Callable[[Examples], npt.NDArray[np.float32]],
+    users: int,
+    on_progress: Progress | None,
+) -> tuple[dict[str, Doubles], int]:
+    """Ranks of every user's next click, by predictor, and among how many items on average."""
+    rows = data.names_of("item").filled
+    clicked = data.train["item"][data.train[LABEL] > 0]
+    popular = np.bincount(clicked, minlength=data.sizes["item"]).astype(np.float64)
+    after = _followers(data)
+    chosen = [c for c in range(data.clients) if (data.test_of(c)[LABEL] > 0).any()]
+    if not chosen:
+        raise ConfigError(f"{data.name}: no click in the test part", hint="nothing can be ranked")
+    if users:
+        chosen = chosen[:: max(1, -(-len(chosen) // users))]
+    ranks: dict[str, list[int]] = {MODEL: [], POPULARITY: [], SUCCESSOR: []}
+    candidates = 0
+    waiting: list[tuple[Examples, int]] = []
+
+    def flush() -> None:
+        fields = waiting[0][0].fields
+        whole = Examples(
+            {name: np.concatenate([each[name] for each, _ in waiting]) for name in fields}
+        )
+        found, at = score(whole).astype(np.float64), 0
+        for each, target in waiting:
+            own = found[at : at + len(each)]
+            ranks[MODEL].append(_rank(own, target))
+            at += len(each)
+        waiting.clear()
+
+    for done, client in enumerate(chosen, start=1):
+        train, test = data.of(client), data.test_of(client)
+        at = int(np.argmax(test[LABEL] > 0))
+        had = np.concatenate([train["item"], test["item"][:at]])
+        left = rows[~np.isin(rows, had)]
+        item = int(test["item"][at])
+        if item not in left:  # it came before, and is no recommendation
+            continue
+        target = int(np.searchsorted(left, item))
+        liked = np.concatenate(
+            [part["item"][part[LABEL] > 0] for part in (train, test.take(slice(0, at)))]
+        )
+        follow = popular[left] / (1.0 + popular.sum())
+        if len(liked) and int(liked[-1]) in after:
+            following, often = after[int(liked[-1])]
+            inside = np.isin(following, left)
+            follow[np.searchsorted(left, following[inside])] += often[inside]
+        ranks[POPULARITY].append(_rank(popular[left], target))
+        ranks[SUCCESSOR].append(_rank(follow, target))
+        one = test.take(slice(at, at + 1))
+        fields = {
+            name: np.broadcast_to(column, (len(left), *column.shape[1:]))
+            for name, column in one.fields.items()
+        }
+        waiting.append((Examples({**fields, "item": left}), target))
+        candidates += len(left)
+        if sum(len(each) for each, _ in waiting) >= AT_ONCE:
+            flush()
+            if on_progress is not None:
+                on_progress(done, len(chosen))
+    if waiting:
+        flush()
+    found = {name: np.array(each, np.float64) for name, each in ranks.items()}
+    return found, round(candidates / max(1, len(ranks[MODEL])))
+
+
+def _followers(data: ClientData) -> dict[int, tuple[Ints, Doubles]]:
+    """For each item what was clicked next after it, and how often; within a client."""
+    clicked = data.train[LABEL] > 0
+    item = data.train["item"][clicked]
+    owner = np.repeat(np.arange(data.clients), np.diff(data.offsets))[clicked]
+    same = owner[1:] == owner[:-1]
+    return successors(item[:-1][same], item[1:][same], data.sizes["item"])
+
+
+def _rank(scores: Doubles, target: int) -> int:
+    """How many are as good as the target, or better; ties and what is no number stand ahead."""
+    return int(np.count_nonzero(~(scores < scores[target]))) - 1

@@ -1,0 +1,251 @@
+"""What a run's model recommends to one of its users, in the user's own ids.
+
+A client has the public part of the model and, of its own, its row, its examples and its mask. The
+mask is not in a run's folder: it is fitted again here, to the client's ratings, as the client did.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.data.examples import LABEL, NONE, ClientData, Examples
+from tessera.data.negatives import SecretOf
+from tessera.data.ratings import RatingData
+from tessera.errors import ConfigError
+from tessera.learning.models.masked import fit
+from tessera.learning.ratings import BASE
+from tessera.learning.scores import evaluate
+from tessera.learning.setup import RatingSetup
+from tessera.rounds import schemes
+from tessera.rounds.root import lasting_secret
+from tessera.runs import central, training
+from tessera.runs.central import CentralTraining
+from tessera.runs.description import digest_of
+from tessera.runs.export import named_task
+from tessera.runs.folder import CHECKPOINT, RunFolder
+from tessera.runs.run_root import entropy_of
+from tessera.runs.training import Training, complete
+from tessera.tasks import Task
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One item with what the model says of it; `rating` is the client's own, where it has one."""
+
+    item: int  # its row
+    title: str
+    predicted: float
+    rating: float | None
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendations:
+    """What a client would be shown, and what it rated or clicked before.
+
+    `scale` is that of ratings; without one `predicted` is the probability of a click.
+    """
+
+    run: str
+    task: str
+    scheme: str
+    rounds: int
+    client: int
+    ratings: int
+    mask: str | None
+    scale: tuple[float, float] | None
+    recommended: list[Item]
+    past: list[Item]
+    user: str = ""
+
+
+def recommendations(
+    folder: Path,
+    client: int | None = None,
+    *,
+    user: object = None,
+    top: int = 10,
+    past: int = 10,
+    data: Path | None = None,
+    task: Task | None = None,
+) -> Recommendations:
+    """Predictions of the run's last checkpoint for every item, the best `top` of those not known.
+
+    A user is named by its id in the data, or by its number as a client. An item is known if it is
+    in the client's training part: one of the test part may come up, and then its true rating stands
+    beside it.
+    """
+    log = RunFolder.load(folder)
+    task = task or named_task(log, data)
+    given = task.data
+    if "item" not in given.sizes or "item" not in given.train.fields:
+        raise ConfigError(
+            f"{folder}: the examples of task {task.name!r} have no field 'item' to recommend",
+            hint="call the field of what is recommended 'item', and give its number in `sizes`",
+        )
+    client = _client(log, given, client, user)
+    check_run(log, task)
+    rows = given.names_of("item").filled
+    mean = None
+    if isinstance(given, RatingData) and isinstance(task.setup, RatingSetup):
+        mean = float(log.fact("setup", "mean"))
+        secret = partial(lasting_secret, entropy_of(log), log.plan.federation)
+        whole = _rated(given, task.setup, client, mean, rows, secret)
+    else:
+        whole = _shown(given, client, rows)
+    scores, rounds = _scores(log, task, whole)
+    scale = (given.low, given.high) if isinstance(given, RatingData) else None
+    if scale is not None:
+        scores = np.clip(scores, *scale)
+    elif task.metric.name == "AUC":
+        scores = np.exp(-np.logaddexp(0.0, -scores))
+    own, tested = _known(given.of(client), scale), _known(given.test_of(client), scale)
+    names = given.names_of("item")
+
+    def entry(at: int, rating: float | None) -> Item:
+        row = int(rows[at])
+        title = given.titles[row] if isinstance(given, RatingData) else names.name(row)
+        return Item(row, title, round(float(scores[at]), 4), rating, names.name(row))
+
+    place = {int(row): at for at, row in enumerate(rows)}
+    order = [int(at) for at in np.argsort(-scores, kind="stable") if int(rows[at]) not in own]
+    # The highest first, and of equals the latest: examples stand oldest first.
+    latest = list(own)[::-1]
+    liked = sorted(latest, key=lambda item: -own[item])
+    mask = log.facts.get("setup", {}).get("mask") if scale is not None else None
+    return Recommendations(
+        run=str(folder),
+        task=task.title or task.name,
+        scheme=log.plan.scheme.value,
+        rounds=rounds,
+        client=client,
+        ratings=len(own),
+        mask=None if mask is None else str(mask["order"]),
+        scale=scale,
+        recommended=[entry(at, tested.get(int(rows[at]))) for at in order[:top]],
+        past=[entry(place[item], own[item]) for item in liked[:past] if item in place],
+        user=given.names_of("user").name(client) if "user" in given.sizes else str(client),
+    )
+
+
+def _known(examples: Examples, scale: tuple[float, float] | None) -> dict[int, float]:
+    """Ratings by item in the order of the examples; of clicks those that were."""
+    pairs = zip(examples["item"].tolist(), examples[LABEL].tolist(), strict=True)
+    return {int(item): float(label) for item, label in pairs if scale is not None or label > 0}
+
+
+def _client(log: RunFolder, data: ClientData, client: int | None, user: object) -> int:
+    if data.train.subjects is not None:
+        raise ConfigError(
+            f"{log.folder}: its clients hold the examples of several people each",
+            hint="export the model, and call its `recommend` with a person's history",
+        )
+    if user is not None:
+        if "user" not in data.sizes:
+            raise ConfigError(f"{log.folder}: its users have no ids", hint="use --client, a number")
+        return data.names_of("user").row(user, what="user")
+    if client is None:
+        raise ConfigError("recommend: for whom?", hint="--user ID, or --client and a number")
+    if not 0 <= client < data.clients:
+        raise ConfigError(
+            f"{log.folder}: no client {client}: there are {data.clients:,}",
+            hint=f"use 0 to {data.clients - 1}",
+        )
+    return client
+
+
+def check_run(log: RunFolder, task: Task) -> None:
+    """`ConfigError` where the run has no model yet, or was trained on other data."""
+    if log.facts.get("data") != digest_of(task):
+        raise ConfigError(
+            f"{log.folder} was trained on other data than is here now",
+            hint="name the folder it was trained on with --data",
+        )
+    name = training.STORE if schemes.of(log.plan).federated else central.STATE
+    missing = task.setup is not None and "setup" not in log.facts
+    if not (log.folder / CHECKPOINT / name).is_file() or missing:
+        raise ConfigError(
+            f"{log.folder}: no round of this run is checkpointed, so there is no model",
+            hint="let it finish a round: tessera run --resume",
+        )
+
+
+# --- every item as an example of one client -------------------------------------------------------
+
+
+def _rated(
+    data: RatingData,
+    setup: RatingSetup,
+    client: int,
+    mean: float,
+    rows: Ints,
+    secret: SecretOf,
+) -> Examples:
+    """Over the client's own mask, fitted again as in the run."""
+    base = np.full(len(rows), mean, np.float32)
+    if setup.mask is not None:
+        masks = fit(data, setup.mask, mean=mean, secret_of=secret, clients=[client])
+        base = masks.of(client, rows)
+    fields: dict[str, npt.NDArray[Any]] = {
+        "user": np.full(len(rows), client, np.int64),
+        "item": rows,
+        LABEL: np.zeros(len(rows), np.float32),
+        BASE: base,
+    }
+    return setup.described(data, Examples(fields))
+
+
+def _shown(data: ClientData, client: int, rows: Ints) -> Examples:
+    """The client's latest example with every item in its place, after all that it clicked."""
+    parts = [data.of(client), data.test_of(client)]
+    last = next((part.take(slice(-1, None)) for part in parts[::-1] if len(part)), None)
+    if last is None:
+        raise ConfigError(
+            f"client {client} has no examples", hint="a model knows a client by what it did before"
+        )
+    fields: dict[str, npt.NDArray[Any]] = {}
+    for name, column in last.fields.items():
+        value = column[0]
+        if name == "history" and column.ndim == 2:
+            liked = np.concatenate([part["item"][part[LABEL] > 0] for part in parts])
+            value = np.full(column.shape[1], NONE, np.int64)
+            latest = liked[-column.shape[1] :]
+            value[: len(latest)] = latest
+        fields[name] = np.broadcast_to(value, (len(rows), *np.shape(value)))
+    return Examples({**fields, "item": rows})
+
+
+def _scores(log: RunFolder, task: Task, whole: Examples) -> tuple[npt.NDArray[np.float64], int]:
+    """What the model of the last checkpoint gives for these, and the rounds behind it."""
+    plan, checkpoint = complete(log.plan, task), log.folder / CHECKPOINT
+    entropy = entropy_of(log)
+    still, data = task, task.data
+    if isinstance(data, RatingData) and isinstance(task.setup, RatingSetup):
+        # Without a set-up: what came of it is in the run's folder, or was made for this client.
+        bare = data.train.with_field(BASE, np.zeros(len(data.train), np.float32))
+        bare = task.setup.described(data, bare)
+        still = replace(task, setup=None, data=replace(data, train=bare))
+    stood: Training | CentralTraining
+    if not schemes.of(plan).federated:
+        stood = CentralTraining(still, plan, folder=checkpoint, entropy=entropy)
+        raw = evaluate(stood.module, stood.bound, stood.central.parameters(), whole)
+        rounds = stood.rounds_done
+    else:
+        with Training(still, plan, folder=checkpoint, entropy=entropy) as stood:
+            raw = stood.evaluation.scores(stood.dense, stood.tables | stood.local, whole)
+            rounds = stood.rounds_done
+    if raw.ndim != 1:
+        raise ConfigError(
+            f"{log.folder}: the model of task {task.name!r} gives {raw.shape[1]} values for an "
+            "example, and items are ranked by one",
+            hint="use tessera.load on the exported model, and rank its scores as you need",
+        )
+    return raw.astype(np.float64), rounds

@@ -1,0 +1,622 @@
+"""Training: a plan's whole run over a task, with checkpoints from which it can be resumed.
+
+The rounds are in `simulation/federation.py`. Here are the user's module as a dense part and tables,
+the clients with their rows and local tables, the learner, the evaluation after a round, and the
+checkpoint.
+
+All secrets of a run are derived from one root secret, stored with the checkpoint. So a resumed run
+sends the same messages again, permanent answers do not change within a period, and the final model
+is the same to the bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Final, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tessera.crypto.entropy import Entropy, SystemEntropy
+from tessera.crypto.secret import Secret
+from tessera.data.examples import ClientData
+from tessera.errors import ConfigError
+from tessera.ids import ClientId, RoundId
+from tessera.learning.averaging import Average, ServerStep
+from tessera.learning.bound_model import BoundModel
+from tessera.learning.popularity import Popularity
+from tessera.learning.selection import TopBy, shapes_text
+from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.lazy_table import LazyTable
+from tessera.learning.tables.own_rows import OwnRows
+from tessera.learning.tables.spec import TableSpec
+from tessera.learning.tables.store import ModelStore
+from tessera.learning.tables.stored import StoredTable
+from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
+from tessera.learning.training.local import HomeFitting, Job
+from tessera.learning.training.residual import Residual
+from tessera.learning.training.settings import LocalTraining
+from tessera.plan import Metrics, NoisyRows, Plan, TablePlan, UnionPlan
+from tessera.plan.dp import SETUP_SHARE, row_list_of, trained_with
+from tessera.privacy.dp.ledger import BudgetExceeded
+from tessera.privacy.index.period import MemoryPeriods
+from tessera.protocols.secagg.identity import Identity, identities
+from tessera.protocols.secagg.params import Threat
+from tessera.rounds import dp, schemes
+from tessera.rounds.events import Event, TrainingEnded
+from tessera.rounds.fixed_groups import FixedGroup, formed
+from tessera.rounds.local_state import LocalState
+from tessera.rounds.negatives import with_negatives
+from tessera.rounds.root import lasting_secret, simulated_coins
+from tessera.runs.client_training import ClientTraining, contribution
+from tessera.runs.early_stopping import EarlyStopping
+from tessera.runs.evaluation import Evaluation
+from tessera.runs.folder import check_round
+from tessera.runs.learners import ChosenLearner, Trainer, choose
+from tessera.runs.ledgers import Ledgers
+from tessera.runs.noisy import check_examples, noisy_steps
+from tessera.runs.people import check_home, check_shared_rows, with_subjects
+from tessera.runs.run_root import owners_folder, run_root
+from tessera.runs.selecting import select_rows
+from tessera.runs.setup import SetupProgress, set_up
+from tessera.simulation.cohort_training import TrainingOutcome
+from tessera.simulation.faults import random_dropouts
+from tessera.simulation.federation import Federation
+from tessera.simulation.subcohort import Participant
+from tessera.simulation.views import Views
+from tessera.tasks import Task
+
+STORE: Final = "model.sqlite"
+RESIDUALS: Final = "residuals/"  # no parameter of a module is called so
+SECONDS_BETWEEN_CHECKPOINTS: Final = 5.0
+
+
+def complete(plan: Plan, task: Task) -> Plan:
+    """The plan with its task's model written in, and its settings where the plan leaves them out.
+
+    Left out are what is not there of the training and server sections, a clip of 0, an average of
+    "auto", and a `max_rows` that is the default. A plan with a model already must have this one.
+    """
+    module = task.build(plan.seed)
+    bound = task.bind(module)
+    tables = tuple(
+        TablePlan(name=t.name, rows=t.rows, width=t.width, derived_from=t.derived_from or "")
+        for t in bound.tables
+        if not t.local
+    )
+    if plan.is_complete and (plan.tables, plan.model.dense) != (tables, bound.dense_size):
+        raise ConfigError(
+            f"plan: its tables and dense part are not those of task {task.name!r}",
+            hint="leave [[table]] and dense out: the task knows them",
+        )
+    good = task.recommended
+    if plan.dp is not None and plan.dp.rows is NoisyRows.SELECTED and not task.data.public_rows:
+        raise ConfigError(
+            f'[dp] rows = "selected" over a dictionary that is made of the data of {task.name!r}: '
+            "which rows there are would show who holds them",
+            hint='[task] dictionary = FILE with a public list of items, or ids = "hash"',
+        )
+    if plan.dp is not None and plan.dp.by_examples:
+        check_home(plan.dp, task)
+    if plan.dp is not None and plan.dp.by_examples and bound.candidates is not None:
+        raise ConfigError(
+            f"[dp] unit = {plan.dp.unit!r} with a softmax over table {bound.candidates.root!r}: "
+            "every example moves every row, and noisy steps are over the rows of single examples",
+            hint='use unit = "user"',
+        )
+    if plan.grouped:
+        check_shared_rows(task, bound)
+    check_examples(plan, task, module, bound)
+    if plan.dp is not None and plan.dp.by_batches and good.per_person and task.noisy_learner:
+        good = replace(good, training=good.per_person, server=ServerStep(), shrinkage=0.0)
+    private = good.private if plan.dp is not None and not plan.dp.by_examples else None
+    if private is not None:
+        good = replace(good, training=private.training, server=private.server, shrinkage=0.0)
+    if plan.dp is not None and plan.dp.rows is NoisyRows.SELECTED:  # it gives the denominators
+        good = replace(good, average=Average.EXAMPLES)
+    if plan.drawn_in_secret:  # the expected number of clients is the denominator
+        good = replace(good, average=Average.EXAMPLES)
+    if plan.dp is not None and plan.dp.unit == "user" and not plan.dp.setup:
+        if task.setup is not None and task.setup.sums:
+            plan = replace(plan, dp=replace(plan.dp, setup=SETUP_SHARE))
+    shrinkage = good.shrinkage * min(plan.cohort, task.data.clients) / task.data.clients
+    whole = replace(
+        plan,
+        tables=tables,
+        model=replace(plan.model, dense=bound.dense_size, shapes=_shapes(plan, bound)),
+        training=plan.training
+        or replace(trained_with(plan.dp, good.training), **plan.partial.get("training", {})),
+        server=plan.server
+        or replace(good.server, **{"shrinkage": shrinkage, **plan.partial.get("server", {})}),
+        partial={},
+        update=replace(
+            plan.update,
+            clip=plan.update.clip or range_of(plan, good.clip),
+            dense_clip=plan.update.dense_clip
+            or (0.0 if plan.update.clip else range_of(plan, good.dense_clip)),
+            average=good.average if plan.update.average is Average.AUTO else plan.update.average,
+        ),
+        union=replace(plan.union, max_rows=good.max_rows)
+        if plan.union.max_rows == UnionPlan().max_rows
+        else plan.union,
+    )
+    return dp.calibrated(whole)
+
+
+def _shapes(plan: Plan, bound: BoundModel) -> str:
+    """The dense part's tensors, where the plan cuts them into rows."""
+    if not plan.selects or plan.update.top_by is not TopBy.ROW:
+        return plan.model.shapes
+    return shapes_text([shape for _, shape in bound.dense])
+
+
+def with_selected(plan: Plan, popularity: Popularity | None) -> Plan:
+    """The plan with the rows that were selected as its list, where a scheme sums by such a list."""
+    if popularity is None or plan.dp is None or not plan.listed:
+        return plan
+    chosen = popularity.selected
+    if empty := [name for name, ids in chosen.items() if not len(ids)]:
+        raise ConfigError(
+            f"[dp]: no row of table {empty[0]!r} is over the noise, so that none is learnt",
+            hint="a larger epsilon, more clients, or a lower threshold in [dp]",
+        )
+    return replace(plan, dp=replace(plan.dp, row_list=row_list_of(chosen)))
+
+
+def range_of(plan: Plan, good: float) -> float:
+    """The quantiser's range; with noise a client sends bare deltas, not times its examples."""
+    return good if plan.dp is None else max(1.0, plan.dp.clip)
+
+
+def eligible(data: ClientData, plan: Plan) -> list[ClientId]:
+    """The clients with enough training examples to take part."""
+    least = max(1, plan.simulation.min_examples)
+    return [ClientId(int(c)) for c in np.flatnonzero(np.diff(data.offsets) >= least)]
+
+
+class Clients(Mapping[ClientId, Participant]):
+    """The task's clients, each made when first asked for; those with too little are left out."""
+
+    def __init__(
+        self,
+        task: Task,
+        bound: BoundModel,
+        plan: Plan,
+        entropy: Entropy | None = None,
+        indicator: npt.NDArray[np.float64] | None = None,
+        ledgers: Ledgers | None = None,
+        local: Mapping[str, StoredTable] | None = None,
+    ) -> None:
+        """Against an active server `entropy` gives everybody a signing key that all others know.
+
+        `indicator` has for each client what it thinks of its own mask. Without `entropy` rows can
+        be counted, but their draws are others in every process. `ledgers` are charged for what was
+        summed up before the first round. `local` are the tables whose rows never leave a client.
+        """
+        self._secrets_from = entropy or SystemEntropy()
+        self._local = {} if local is None else local
+        self._data, self._bound, self._indicator = task.data, bound, indicator
+        self._plan, self._ledgers = plan, ledgers or Ledgers(plan)
+        self._derived = bound.derived_maps()
+        self._made: dict[ClientId, Participant] = {}
+        self.eligible = eligible(task.data, plan)
+        self._known = frozenset(self.eligible)
+        self._identities: dict[ClientId, Identity] = {}
+        if entropy is not None and schemes.of(plan).masks and plan.security.threat is Threat.ACTIVE:
+            self._identities = identities(self.eligible, entropy, plan.federation)
+
+    def __getitem__(self, client: ClientId) -> Participant:
+        if client not in self._known:
+            raise KeyError(client)
+        if client not in self._made:
+            secret = self.secret_of(client)
+            local = LocalState(
+                real=self._rows(client, secret),
+                secret=secret,
+                rows=SimulatedRows(self._local),
+                periods=MemoryPeriods(),
+                ledger=self._ledgers.of(client),
+                derived=self._derived,
+                indicator=None if self._indicator is None else float(self._indicator[client]),
+            )
+            identity = self._identities[client] if self._identities else None
+            self._made[client] = Participant(local, identity)
+        return self._made[client]
+
+    def secret_of(self, client: int) -> Secret:
+        """A client's lasting secret."""
+        return lasting_secret(self._secrets_from, self._plan.federation, client)
+
+    def _rows(self, client: ClientId, secret: Secret) -> dict[str, Ids]:
+        """The rows of its examples, and negatives where there is a softmax."""
+        own, softmax = self._bound.row_ids_of(self._data.of(int(client))), self._bound.candidates
+        if softmax is None:
+            return own
+        return with_negatives(own, softmax.root, softmax.rows, softmax.negatives, secret)
+
+    def residuals(self) -> Iterator[tuple[ClientId, npt.NDArray[np.int32]]]:
+        """What those who were asked for have not sent yet."""
+        for client, made in self._made.items():
+            if made.local.residual is not None:
+                yield client, made.local.residual.kept
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self.eligible)
+
+    def __len__(self) -> int:
+        return len(self.eligible)
+
+
+class SimulatedRows:
+    """One client's rows of local tables, which all clients of a simulation share by row."""
+
+    def __init__(self, tables: Mapping[str, StoredTable]) -> None:
+        self._tables = tables
+        self._offered: dict[str, TablePart] = {}
+        self.pending: RoundId | None = None
+
+    def offer(self, round_id: RoundId, rows: Mapping[str, TablePart]) -> None:
+        self.pending, self._offered = round_id, dict(rows)
+
+    def settle(self, *, counted: bool) -> None:
+        if counted:
+            for name, part in self._offered.items():
+                self._tables[name].put(part.ids, part.values, np.ones(len(part.ids), np.int64))
+        self.pending, self._offered = None, {}
+
+
+class Training:
+    """A federated run: `with Training(...) as run: for event in run.run(50): ...`."""
+
+    def __init__(
+        self,
+        task: Task,
+        plan: Plan,
+        *,
+        folder: Path | None = None,
+        entropy: Entropy | None = None,
+        trainer: Trainer = Trainer.AUTO,
+        rounds: int | None = None,
+        views: Views | None = None,
+        on_setup: SetupProgress | None = None,
+    ) -> None:
+        """With a `folder` the run is checkpointed there, and goes on where its checkpoint is.
+
+        `rounds` are those to come, the plan's if nothing is said: compiling has to pay off in
+        them. `on_setup` is called as the set-up progresses.
+        """
+        self.entropy: Entropy = entropy or run_root(folder)
+        ledgers = Ledgers(plan)
+        groups: list[FixedGroup] = []
+        if plan.grouped:  # of those who train, once a validation part is held out
+            groups = formed(plan, eligible(EarlyStopping.of(task, plan)[0].data, plan))
+        charged = ledgers.charge_setup
+        task, self.setup = set_up(task, plan, self.entropy, on_setup, charged, groups)
+        self.prepared = task
+        task, self.stopping = EarlyStopping.of(task, plan)
+        self.module = task.build(plan.seed)
+        self.bound = task.bind(self.module)
+        task = with_subjects(task, self.bound, plan)
+        self.task, self.plan = task, plan
+        self.tables: dict[str, StoredTable] = {}
+        self.local: dict[str, StoredTable] = {}
+        indicator = None if self.setup is None else self.setup.indicator
+        self.clients = Clients(task, self.bound, plan, self.entropy, indicator, ledgers, self.local)
+        for t in self.bound.tables:
+            if t.local:
+                self.local[t.name] = OwnRows(self.bound, t.name, task.data, self.clients.secret_of)
+            else:
+                self.tables[t.name] = self.bound.table(t.name, seed=plan.seed)
+        self.evaluation = Evaluation(task, self.module, self.bound)
+        selecting = partial(on_setup, "selecting rows") if on_setup is not None else None
+        self.popularity = select_rows(
+            task.data,
+            self.bound,
+            plan,
+            self.clients.eligible,
+            self.entropy,
+            ledgers.charge_selection,
+            selecting,
+        )
+        self._agreed, plan = plan, with_selected(plan, self.popularity)
+        self.plan = plan
+        dense = self.bound.pack(self.module)
+        self.trainer, self._to_come = trainer, rounds or plan.simulation.rounds
+        dropout = plan.simulation.dropout
+        self.federation = Federation(
+            plan,
+            self.clients,
+            dense=dense,
+            tables=self.tables,
+            trainer=self._train_cohort,
+            derived=self.bound.derived_maps(),
+            entropy=self.entropy,
+            faults=random_dropouts(dropout, plan.seed, plan) if dropout else None,
+            views=views,
+            evaluate=self._tested,
+            noisy=True,
+            popularity=self.popularity,
+        )
+        self.last_round = 0
+        self.residuals: LazyTable | None = None
+        if plan.update.error_feedback and folder is not None:
+            self.residuals = LazyTable(
+                TableSpec(name=RESIDUALS, size=task.data.clients, width=plan.model.dense)
+            )
+        self._store = self._open(folder) if folder is not None else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+
+    @property
+    def rounds_done(self) -> int:
+        return self.federation.next_round
+
+    @property
+    def dense(self) -> npt.NDArray[np.float32]:
+        return self.federation.dense
+
+    @property
+    def local_training(self) -> LocalTraining:
+        return self.plan.training or self.task.recommended.training
+
+    @cached_property
+    def learner(self) -> ChosenLearner:
+        """Who trains a cohort; found out when it is first needed."""
+        training = self.local_training
+        if self.clips_examples and self.task.noisy_learner is not None:
+            own = self.task.noisy_learner(self.bound, training, noisy_steps(self.plan))
+            return ChosenLearner(own, "the task's own, with noise per person")
+        if self.task.learner is not None:
+            return ChosenLearner(self.task.learner(self.bound, training), "the task's own")
+        mean = len(self.task.data.train) / self.task.data.clients
+        if training.examples:
+            mean = min(mean, training.examples)
+        noisy = noisy_steps(self.plan) if self.clips_examples else None
+        if noisy is not None:
+            mean = noisy.steps * noisy.batch
+        return choose(
+            self.trainer,
+            self.module,
+            self.bound,
+            self.task.loss,
+            training,
+            sample=[self.job(c, self._whole(c)) for c in self.clients.eligible[:3]],
+            examples=int(self._to_come * self.plan.cohort * mean),
+            noisy=noisy,
+        )
+
+    @property
+    def clips_examples(self) -> bool:
+        """Whether clients clip examples or groups of them, most with noise in every step."""
+        return self.plan.dp is not None and self.plan.dp.by_examples
+
+    # --- rounds ---------------------------------------------------------------------------------
+
+    def run(self, rounds: int) -> Iterator[Event]:
+        """Go on until `rounds` rounds are done in all, and leave a checkpoint.
+
+        With noise it ends before the round that would pass a client's budget; with patience when
+        the validation part has had enough.
+        """
+        self.last_round = rounds - 1
+        saved = time.monotonic()
+        begun = self.rounds_done
+        while self.rounds_done < rounds:
+            following = RoundId(self.rounds_done)
+            if spent := self._must_afford(following):
+                if self.rounds_done == begun:
+                    raise BudgetExceeded(
+                        spent, hint="a spent budget stays spent; `tessera privacy dp` plans one"
+                    )
+                yield TrainingEnded(round_id=int(following), reason=spent)
+                break
+            for event in self.federation.round():
+                yield event if self.stopping is None else self.stopping.after(event, self._on)
+            if self.stopping is not None and self.stopping.reason:
+                yield TrainingEnded(round_id=self.rounds_done, reason=self.stopping.reason)
+                break
+            if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
+                self.save()
+                saved = time.monotonic()
+        self.save()
+
+    def _train_cohort(
+        self, round_id: RoundId, submodels: Mapping[ClientId, Submodel]
+    ) -> TrainingOutcome:
+        jobs = [self.job(client, submodel, round_id) for client, submodel in submodels.items()]
+        started = time.process_time()
+        trained = self._client_training.train(jobs, round_id)
+        spent = time.process_time() - started
+        outcome = TrainingOutcome()
+        every = max(1, sum(t.examples for t in trained))
+        for client, job, result in zip(submodels, jobs, trained, strict=True):
+            update = self._selected(submodels[client], result.update)
+            outcome.updates[client] = contribution(self.plan, update, job.coins)
+            outcome.seconds[client] = spent * result.examples / every
+            outcome.groups_not_finite += result.not_finite
+            if result.most:
+                outcome.largest[client] = result.most
+            if result.failed:
+                outcome.failed[client] = result.failed
+            elif not result.finite:
+                outcome.not_finite += 1
+            elif result.examples:
+                outcome.loss += result.loss * result.examples
+                outcome.examples += result.examples
+            self.clients[client].local.keep_pending(round_id, result.local)
+        return outcome
+
+    @cached_property
+    def _client_training(self) -> ClientTraining:
+        return ClientTraining(self.plan, self.bound, self.local_training, self.learner.learner)
+
+    def _selected(self, submodel: Submodel, update: ModelUpdate) -> ModelUpdate:
+        """Without the rows that are not learnt: they would take a part of the clip."""
+        if self.popularity is None:
+            return update
+        tables, chosen = {}, self.popularity.selected
+        for name, part in update.tables.items():
+            kept = np.isin(submodel.trained[name], chosen[name], assume_unique=True)
+            tables[name] = TableUpdate(np.where(kept[:, None], part.values, 0.0), part.counts)
+        return replace(update, tables=tables)
+
+    def _must_afford(self, round_id: RoundId) -> str:
+        """Why this round cannot be, as its noise would pass a client's budget; "" if it can."""
+        if self.plan.dp is None:
+            return ""
+        spent = (
+            f"the budget of epsilon {self.plan.dp.epsilon:g} per {self.plan.dp.unit} is spent: a "
+            "client has had"
+        )
+        if self.plan.drawn_in_secret:  # when it ends is not to follow from who was drawn
+            lasts = dp.lasts(self.plan)
+            over = lasts is not None and int(round_id) >= lasts
+            return f"{spent} up to {lasts} rounds" if over else ""
+        for client in self.federation.cohorts.sample(round_id):
+            if not self.clients[client].local.affords(self.plan, round_id):
+                return f"{spent} {dp.lasts(self.plan)} rounds"
+        return ""
+
+    def job(self, client: ClientId, submodel: Submodel, round_id: RoundId | None = None) -> Job:
+        """What this client trains: the submodel, its examples, its own local rows and its coins;
+        outside a round all its examples, and nobody's coins."""
+        examples = self.task.data.of(int(client))
+        own = {
+            name: TablePart(ids, self.local[name].values(ids))
+            for name, ids in self.bound.local_row_ids_of(examples).items()
+        }
+        if round_id is None:
+            return Job(int(client), submodel, examples, own, coins=Secret(bytes(32)))
+        coins = simulated_coins(self.entropy, self.plan, round_id, client)
+        return self._client_training.job(int(client), submodel, examples, own, coins)
+
+    def _whole(self, client: ClientId) -> Submodel:
+        """All that a client's examples touch, as it is now."""
+        softmax = self.bound.candidates
+        rows = self.bound.all_row_ids_of(
+            self.task.data.of(int(client)),
+            None if softmax is None else self.clients[client].local.real[softmax.root],
+        )
+        parts = {
+            name: TablePart(rows[name], table.values(rows[name]))
+            for name, table in self.tables.items()
+        }
+        return Submodel(self.dense, parts, {name: part.ids for name, part in parts.items()})
+
+    def _tested(self, round_id: RoundId) -> float | None:
+        due = (int(round_id) + 1) % self.plan.simulation.evaluate_every == 0
+        if not due and int(round_id) != self.last_round:
+            return None
+        self._fit_at_home()
+        dense, tables = self.federation.dense, self.tables | self.local
+        if self.plan.simulation.metrics is Metrics.CENTRAL:
+            return self.evaluation.metric(dense, tables)
+        if dp.noisy_metrics(self.plan) and not dp.tested_in(self.plan, round_id):
+            return None  # nobody was charged for it
+        return self.evaluation.federated(
+            self.plan,
+            round_id,
+            self.federation.survivors,
+            dense,
+            tables,
+            self.entropy,
+            self.federation.cohorts.groups,
+        )
+
+    def _fit_at_home(self) -> None:
+        """Own rows that follow from the model alone are those of the model that is tested."""
+        learner = self.learner.learner
+        if not isinstance(learner, HomeFitting):
+            return
+        jobs = [self.job(client, self._whole(client)) for client in self.clients.eligible]
+        for local in learner.fitted(jobs):
+            for name, part in local.items():
+                self.local[name].put(part.ids, part.values, np.ones(len(part.ids), np.int64))
+
+    def _on(self, held: ClientData, round_id: RoundId) -> float | None:
+        """The metric over a validation part: with noise a sum over the round's clients."""
+        dense, tables = self.federation.dense, self.tables | self.local
+        if self.plan.dp is not None:  # its plan has a charged metric, or no patience
+            return self.evaluation.federated(
+                self.plan,
+                round_id,
+                self.federation.survivors,
+                dense,
+                tables,
+                self.entropy,
+                validation=held,
+            )
+        scores = self.evaluation.scores(dense, tables, held.test)
+        return self.task.metric.measures(scores, held.test)[self.task.metric.name]
+
+    # --- the model ------------------------------------------------------------------------------
+
+    def parameters(self, *, local: bool = False) -> dict[str, npt.NDArray[np.float32]]:
+        """The trained module's parameters by name; local tables as they began, unless asked for."""
+        found = {
+            name: part.numpy().copy()
+            for name, part in self.bound.unpack(torch.from_numpy(self.dense.copy())).items()
+        }
+        for t in self.bound.tables:
+            every = np.arange(t.rows, dtype=np.uint64)
+            if t.local and not local:
+                found[t.parameter] = self.bound.table(t.name, seed=self.plan.seed).values(every)
+            else:
+                found[t.parameter] = (self.local if t.local else self.tables)[t.name].values(every)
+        return found
+
+    # --- the checkpoint -------------------------------------------------------------------------
+
+    def _open(self, folder: Path) -> ModelStore:
+        owners_folder(folder)
+        model = self.federation.model
+        store = ModelStore.open(
+            folder / STORE,
+            plan_hash=self._agreed.digest,
+            tables=[
+                *self.tables.values(),
+                *self.local.values(),
+                *model.averaging.state,
+                *([] if self.residuals is None else [self.residuals]),
+            ],
+        )
+        if self.residuals is not None:
+            for client in self.residuals.touched_ids:
+                (kept,) = self.residuals.values(np.array([client], dtype=np.uint64))
+                self.clients[ClientId(int(client))].local.residual = Residual.stored(kept)
+        if store.round_id is not None:
+            model.restore(store.dense())
+            check_round(folder, int(store.round_id))
+            self.federation.go_on_at(int(store.round_id) + 1)
+        return store
+
+    def save(self) -> None:
+        """Write down the last round; nothing, if it was already."""
+        if self._store is None or not self.rounds_done:
+            return
+        last = RoundId(self.rounds_done - 1)
+        if self._store.round_id is None or last > self._store.round_id:
+            self._put_residuals()
+            self._store.commit(last, self.federation.model.dense_parts)
+
+    def _put_residuals(self) -> None:
+        """What clients have not sent yet goes into the checkpoint, where it has changed."""
+        if self.residuals is None:
+            return
+        for client, kept in self.clients.residuals():
+            ids = np.array([client], dtype=np.uint64)
+            if not np.array_equal(self.residuals.values(ids)[0], kept):
+                self.residuals.put(ids, kept.astype(np.float32)[None], np.ones(1, np.int64))

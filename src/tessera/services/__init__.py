@@ -1,0 +1,1 @@
+"""Leader, helper and clients as processes: keys, journals, links, and the only sockets."""

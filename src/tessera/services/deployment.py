@@ -1,0 +1,215 @@
+"""The parties of a deployment, made from a bundle, a folder of keys and a folder of state.
+
+Neither the leader nor the helper needs PyTorch. A client of a named task does; one of a plan
+without a task is synthetic (`simulation/population.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tessera.crypto.entropy import Entropy
+from tessera.crypto.secret import Secret
+from tessera.errors import ConfigError
+from tessera.ids import HELPER, SERVER, ClientId, RoundId
+from tessera.learning.tables.submodel import Submodel
+from tessera.plan import Plan, Sharing
+from tessera.privacy.dp.ledger import Ledger
+from tessera.privacy.index.period import PeriodStore
+from tessera.protocols.two_server.read.row_tags import RowTagCache
+from tessera.protocols.two_server.replay_guard import MemoryReplayGuard
+from tessera.rounds import schemes
+from tessera.rounds.local_state import LocalState
+from tessera.rounds.roles import HelperParty, ServerParty
+from tessera.rounds.two_server.helper import HelperKeys
+from tessera.services.bundle import Bundle
+from tessera.services.client import ClientService, MakeLocal, Train, TrainingResult
+from tessera.services.helper import HelperService
+from tessera.services.journal import Journal, explained
+from tessera.services.keyring import Keyring
+from tessera.services.leader import LeaderService
+from tessera.services.link import name_of
+from tessera.services.offered_rows import OfferedRows, OneGroup, default_home
+from tessera.simulation import population
+
+ClientMaker = Callable[[Journal, ClientId], tuple[MakeLocal, Train]]
+"""What a client has of its own: its data and choices, and how it trains."""
+
+
+def leader_party(bundle: Bundle, keyring: Keyring, entropy: Entropy) -> ServerParty:
+    """What the leader has for all rounds."""
+    two = schemes.of(bundle.plan).two_servers
+    return ServerParty(
+        entropy=entropy,
+        servers=keyring.directory.servers if two else None,
+        key=keyring.signing if two else None,
+        row_tags=RowTagCache() if two else None,
+    )
+
+
+LEADER: Final = "leader"
+"""Whose state it is, as an operator reads it."""
+
+
+def open_leader(bundle: Bundle, keys: Path, state: Path, entropy: Entropy) -> LeaderService:
+    keyring = Keyring.read(keys, SERVER, bundle.digest)
+    party = leader_party(bundle, keyring, entropy)
+    # What it was sent is no secret from a leader later; the noise that it has drawn is.
+    noisy = bundle.plan.dp is not None
+    journal = Journal.open(state, owner=LEADER, plan=bundle.digest, erase=noisy)
+    try:
+        with explained(journal.path, "read"):
+            return LeaderService(
+                journal,
+                bundle.plan,
+                keyring.directory.clients.keys(),
+                first_model=bundle.first_model,
+                party=party,
+                identity=keyring.identity,
+            )
+    except BaseException:
+        journal.close()
+        raise
+
+
+def open_helper(bundle: Bundle, keys: Path, state: Path, entropy: Entropy) -> HelperService:
+    if not schemes.of(bundle.plan).two_servers:
+        raise ConfigError(
+            f"scheme {bundle.plan.scheme.value!r} has no helper", hint="it has one server: serve"
+        )
+    keyring = Keyring.read(keys, HELPER, bundle.digest)
+    assert keyring.box is not None
+    party = HelperParty(
+        entropy=entropy,
+        servers=keyring.directory.servers,
+        keys=HelperKeys(keyring.signing, keyring.box),
+        replay_guard=MemoryReplayGuard(),  # its journal's takes its place
+        row_tags=RowTagCache(),
+    )
+    journal = Journal.open(state, owner=HELPER, plan=bundle.digest)
+    try:
+        with explained(journal.path, "read"):
+            return HelperService(
+                journal,
+                bundle.plan,
+                first_model=bundle.first_model,
+                party=party,
+                directory=keyring.directory.clients,
+            )
+    except BaseException:
+        journal.close()
+        raise
+
+
+def open_clients(
+    bundle: Bundle,
+    keyrings: Collection[Keyring],
+    state: Path,
+    entropy: Entropy,
+    make: ClientMaker,
+    account: Account | None = None,
+) -> list[ClientService]:
+    """These clients over one journal.
+
+    Rows of theirs that have met another group in this `account` are refused (`AnotherGroup`).
+    """
+    plan = bundle.plan
+    owner = ", ".join(name_of(keyring.party) for keyring in keyrings)
+    if len(keyrings) > 2:
+        first, *_, last = (name_of(keyring.party) for keyring in keyrings)
+        owner = f"{first} to {last}"
+    two, services = schemes.of(plan).two_servers, []
+    journal = Journal.open(state, owner=owner, plan=bundle.digest, parties=len(keyrings))
+    try:
+        for keyring in keyrings:
+            assert not isinstance(keyring.party, str)
+            with explained(journal.path, "read"):
+                local, train = make(journal, keyring.party)
+                local = _in_one_group(plan, keyring, account or Account(), local)
+                services.append(
+                    ClientService(
+                        journal,
+                        plan,
+                        keyring.party,
+                        local=_with_own_rounds(plan, len(keyring.directory.clients), local),
+                        train=train,
+                        entropy=entropy,
+                        identity=keyring.identity,
+                        servers=keyring.directory.servers if two else None,
+                    )
+                )
+    except BaseException:
+        journal.close()
+        raise
+    return services
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Where a user account keeps what it has offered, and whether it accepts the price of more."""
+
+    home: Path | None = None
+    accepts_identification: bool = False
+
+    def store(self) -> OfferedRows:
+        return OfferedRows(self.home or default_home())
+
+
+def _in_one_group(plan: Plan, keyring: Keyring, account: Account, make: MakeLocal) -> MakeLocal:
+    """Where a client has data of its own each row has one group, whatever it is called there."""
+
+    def made(periods: PeriodStore, ledger: Ledger) -> LocalState:
+        local = make(periods, ledger)
+        if local.names is not None:
+            assert not isinstance(keyring.party, str)
+            one_group = OneGroup(
+                periods,
+                account.store(),
+                plan,
+                keyring.party,
+                local.names,
+                directory=keyring.directory.clients,
+                accepted=account.accepts_identification,
+            )
+            one_group.check(local.real)
+            local.periods = one_group
+        return local
+
+    return made
+
+
+def _with_own_rounds(plan: Plan, clients: int, make: MakeLocal) -> MakeLocal:
+    """Where cohorts are drawn a client cannot insist on having had every round of a period."""
+
+    def made(periods: PeriodStore, ledger: Ledger) -> LocalState:
+        local = make(periods, ledger)
+        always = clients == plan.cohort and plan.security.sharing is Sharing.SECURE
+        if local.own_rounds is None and not plan.privacy.own_rounds and not always:
+            local.own_rounds = 1
+        return local
+
+    return made
+
+
+def synthetic_maker(bundle: Bundle) -> ClientMaker:
+    """Clients with random rows and noise for updates, the same in every process."""
+    if bundle.synthetic is None:
+        raise ConfigError("the bundle has a task, and no synthetic clients")
+    rows, maps, plan = bundle.synthetic.rows, bundle.derived_maps(), bundle.plan
+
+    def make(_: Journal, client: ClientId) -> tuple[MakeLocal, Train]:
+        update = population.trainer(plan, client)
+
+        def local(periods: PeriodStore, ledger: Ledger) -> LocalState:
+            real = population.real_rows(plan, client, rows)
+            return LocalState(real=real, periods=periods, ledger=ledger, derived=maps)
+
+        def train(_: RoundId, submodel: Submodel, coins: Secret) -> TrainingResult:
+            return TrainingResult(update(submodel))
+
+        return local, train
+
+    return make

@@ -1,0 +1,335 @@
+"""The leader's addresses. Nothing here waits for the disk or for a role: `/healthz` answers while a
+phase closes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+from urllib.parse import parse_qsl, quote
+
+from fastapi import FastAPI, Request, Response
+from starlette.requests import ClientDisconnect
+
+from tessera.ids import Party, RoundId
+from tessera.plan import ServicePlan
+from tessera.protocols.machine import RoundOutcome
+from tessera.services.http import FIRST, RECEIVED, REFUSED
+from tessera.services.http import requests as parcel
+from tessera.services.http.committed import CommittedOutcomes
+from tessera.services.http.conductor import Conductor, Submission
+from tessera.services.http.requests import SESSION, RefusedRequest, RequestChecker, SignedRequest
+from tessera.services.leader import Answer, MessageRequest
+from tessera.services.link import LinkView, Numbered
+
+RETRY: Final = {"Retry-After": "1"}
+OCTETS: Final = "application/octet-stream"
+MOST_NUMBER: Final = 1 << 62
+MOST_REASON: Final = 200
+MOST_SENDING: Final = 64
+PATIENCE: Final = 0.5
+GATHER: Final = 0.005
+"""Seconds; a few times what one step takes."""
+MOST_OF_ONE: Final = 8
+"""Requests of one sender at a time; an honest one has one, and a second after a lost connection."""
+
+
+class LeaderApp:
+    """Turns requests into what the conductor and the journal answer."""
+
+    def __init__(
+        self,
+        conductor: Conductor,
+        checker: RequestChecker,
+        outcomes: Callable[[], CommittedOutcomes],
+        deadlines: ServicePlan,
+        *,
+        cap: int = parcel.MOST_BYTES,
+    ) -> None:
+        self._conductor, self._checker = conductor, checker
+        self._make_outcomes, self._deadlines, self._cap = outcomes, deadlines, cap
+        self._outcomes: CommittedOutcomes | None = None
+        self._news: dict[Party, asyncio.Event] = {}
+        self._waiting: Counter[Party] = Counter()
+        self._ready: list[Submission] = []
+        self._handing_over: asyncio.TimerHandle | None = None
+        self._packed: tuple[bytes, bytes] = b"", b""
+        self._sending = asyncio.Semaphore(MOST_SENDING)
+        self.untold: set[Party] = set()
+        """Who took part and has not heard yet that there are no more rounds."""
+        self.closing = False
+
+    # --- waiting for news -----------------------------------------------------------------------
+
+    def after_step(self, settled: Sequence[Submission], peers: frozenset[Party]) -> None:
+        """These messages are on disk, or cannot be; these peers have news, and only they are
+        woken."""
+        for each in settled:
+            if not each.ticket.done():  # else whoever asked is gone
+                each.ticket.set_result(each.answers)
+        for peer in list(self._news) if self._conductor.finished or self.closing else peers:
+            if (event := self._news.get(peer)) is not None:
+                event.set()
+
+    async def _wait(self, peer: Party, until: float) -> bool:
+        """Whether there may be news before then."""
+        event = self._news.setdefault(peer, asyncio.Event())
+        event.clear()
+        if self._waiting[peer] >= MOST_OF_ONE:
+            raise RefusedRequest(429, "too many requests of one sender wait")
+        self._waiting[peer] += 1
+        try:
+            async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                await event.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting[peer] -= 1
+        return True
+
+    @property
+    def outcomes(self) -> CommittedOutcomes | None:
+        """None while the journal loads."""
+        if self._outcomes is None and self._conductor.leader is not None:
+            self._outcomes = self._make_outcomes()
+        return self._outcomes
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def checked(self, request: Request) -> tuple[SignedRequest, dict[str, str]]:
+        """Who asks, and the query."""
+        query = request.scope["query_string"].decode("latin-1")
+        target = request.scope["path"] + (f"?{query}" if query else "")
+        signed = self._checker.check(request.method, target, request.headers)
+        if signed.length > self._cap:
+            raise RefusedRequest(413, f"{signed.length} bytes; a request has at most {self._cap}")
+        leader = self._conductor.leader
+        if leader is not None and signed.sender not in leader.links:
+            raise RefusedRequest(403, "the sender takes no part in these rounds")
+        return signed, dict(parse_qsl(query))
+
+    async def standing(self, request: Request) -> Response:
+        """The round that the sender takes part in, once there is one behind `after`."""
+        signed, query = self.checked(request)
+        leader, outcomes = self._conductor.leader, self.outcomes
+        if leader is None or outcomes is None:
+            return _loading()
+        behind, again = _number(query, "after", least=-1), "again" in query
+        peer, until = signed.sender, time.monotonic() + self._deadlines.poll
+        self.untold.add(peer)
+        view = leader.view(peer)
+        if behind > (-1 if view is None else view.standing.round_id):
+            self._conductor.ahead(peer)
+        if view is not None and view.standing.round_id == behind:
+            self._conductor.heard(peer, view.standing.round_id, _number(query, "received"))
+        while True:
+            view = leader.view(peer)
+            if view is not None and (found := view.standing).round_id > behind:
+                # Of a round that has ended the helper has yet to hear; a client, if it was in it.
+                if again or isinstance(peer, str) or outcomes.outcome(found.round_id) is None:
+                    return _json(asdict(found))
+            if self._conductor.finished:
+                self.untold.discard(peer)
+                return _json({"finished": True}, status=410)
+            if not isinstance(peer, str):
+                self._conductor.waits(peer, None if view is None else view.standing.round_id)
+            if self.closing or not await self._wait(peer, until):
+                return Response(status_code=204)
+
+    async def exchange(self, request: Request) -> Response:
+        """Take the sender's messages, none or several; answer with the next ones for it.
+
+        All that is taken is on disk when this answers, and so is all that the answer has. A sender
+        with more than one request holds (`more`) is answered at once, to send the rest.
+        """
+        signed, query = self.checked(request)
+        leader, outcomes = self._conductor.leader, self.outcomes
+        if leader is None or outcomes is None:
+            return _loading()
+        round_id, received = RoundId(_number(query, "round")), _number(query, "received")
+        peer, until = signed.sender, time.monotonic() + self._deadlines.poll
+        view, refused = leader.view(peer), ""
+        if view is not None and view.standing.round_id == round_id:
+            self._conductor.heard(peer, round_id, received)
+            if received > view.standing.sent:
+                raise RefusedRequest(409, f"the leader has sent {view.standing.sent} messages")
+        if signed.length:
+            try:
+                async with asyncio.timeout(self._deadlines.request):
+                    body = await _body(request, signed)
+                sent = parcel.unpack(_number(query, "first", least=1), body)
+            except TimeoutError:
+                return _json({"error": "the body did not come in time"}, status=408, close=True)
+            except ClientDisconnect:
+                return _json({"error": "the body did not come to its end"}, status=400, close=True)
+            except ValueError as error:
+                return _json({"error": str(error)}, status=400)
+            answers = await self._taken(peer, round_id, sent)
+            if answers is None:
+                return _json({"error": "not stored, and so not taken"}, status=503, retry=True)
+            for answer in answers:
+                if answer.conflict:
+                    return _json({"error": answer.conflict}, status=409)
+                refused = answer.refused or refused
+        while True:
+            view = leader.view(peer)
+            if view is None or view.standing.round_id != round_id:
+                return _json(outcomes.outcome(round_id) or _unknown(round_id), status=410)
+            if messages := parcel.filled(view.after(received)):
+                return self._parcel(messages, view, refused)
+            outcome = outcomes.outcome(round_id)
+            if outcome is not None:
+                return _json(outcome, status=410)
+            if "more" in query or self.closing or not await self._wait(peer, until):
+                return self._parcel((), leader.view(peer) or view, refused)
+
+    async def _taken(
+        self, peer: Party, round_id: RoundId, messages: Sequence[Numbered]
+    ) -> list[Answer] | None:
+        """What becomes of them, once they are on disk; None if they are not. They are handed over
+        when everybody has spoken who is due, and after `GATHER` at the latest: a step for each of
+        many would cost more than it gains."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[Answer] | None] = loop.create_future()
+        requests = [MessageRequest(peer, round_id, message) for message in messages]
+        self._ready.append(Submission(requests, future))
+        if len(self._ready) >= self._conductor.shown.get("missing", 0):
+            self._hand_over()
+        elif self._handing_over is None:
+            self._handing_over = loop.call_later(GATHER, self._hand_over)
+        return await future
+
+    def _hand_over(self) -> None:
+        if self._handing_over is not None:
+            self._handing_over.cancel()
+            self._handing_over = None
+        ready, self._ready = self._ready, []
+        self._conductor.submit(ready)
+
+    def _parcel(self, messages: Sequence[Numbered], view: LinkView, refused: str) -> Response:
+        headers = {RECEIVED: str(view.standing.received)}
+        if refused:
+            headers[REFUSED] = quote(refused[:MOST_REASON])
+        if not messages:
+            return Response(status_code=204, headers=headers)
+        headers[FIRST] = str(messages[0].number)
+        body = self._packed[1]
+        if len(messages) != 1 or messages[0].data is not self._packed[0]:
+            body = parcel.pack(messages)
+            if len(messages) == 1:
+                self._packed = messages[0].data, body  # what all are sent is packed once
+        return FewAtOnce(self._sending, self._deadlines.request, body, headers)
+
+    # --- operators ------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Where the federation is. Nothing in it is anybody's own."""
+        outcomes, deadline = self.outcomes, self._conductor.deadline
+        left = None if deadline is None else round(deadline - time.monotonic(), 1)
+        rounds = [] if outcomes is None else outcomes.last_rounds()
+        return {**self._conductor.shown, "deadline": left, "rounds": rounds}
+
+
+class FewAtOnce(Response):
+    """An answer with messages. When a phase closes everybody is answered, and so many answers are
+    in buffers at the same time. Who does not read has its turn no longer than a request may take,
+    and keeps nobody from theirs for longer than `PATIENCE`."""
+
+    def __init__(
+        self, turns: asyncio.Semaphore, limit: float, content: bytes, headers: dict[str, str]
+    ) -> None:
+        super().__init__(content, media_type=OCTETS, headers=headers)
+        self._turns, self._limit = turns, limit
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        turn = False
+        if not self._turns.locked():
+            turn = await self._turns.acquire()
+        else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE):
+                    turn = await self._turns.acquire()
+        try:
+            async with asyncio.timeout(self._limit):
+                await super().__call__(scope, receive, send)
+        finally:
+            if turn:
+                self._turns.release()
+
+
+def create_app(leader: LeaderApp) -> FastAPI:
+    # No pages that describe the service: nobody but our own parties should talk to it.
+    app = FastAPI(title="tessera leader", openapi_url=None)
+
+    @app.exception_handler(RefusedRequest)
+    async def refused(_: Request, error: RefusedRequest) -> Response:
+        answer = _json({"error": str(error)}, status=error.status, close=not error.session)
+        if error.session:
+            answer.headers[SESSION] = error.session
+        return answer
+
+    async def healthz(request: Request) -> Response:
+        return _json({"ok": True})
+
+    async def status(request: Request) -> Response:
+        return _json(leader.status())
+
+    for path, handler, method in (
+        ("/v1/standing", leader.standing, "GET"),
+        ("/v1/messages", leader.exchange, "POST"),
+        ("/healthz", healthz, "GET"),
+        ("/status", status, "GET"),
+    ):
+        app.add_route(path, handler, methods=[method])
+    return app
+
+
+async def _body(request: Request, signed: SignedRequest) -> bytes:
+    """As much as was declared and signed, and nothing else."""
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > signed.length:
+            raise RefusedRequest(413, "more bytes than were declared")
+    body = bytes(data)
+    if not signed.matches(body):
+        raise RefusedRequest(401, "the body is not the one that was signed")
+    return body
+
+
+def _number(query: dict[str, str], name: str, least: int = 0) -> int:
+    text = query.get(name, "")
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if not least <= value < MOST_NUMBER:
+        raise RefusedRequest(400, f"{name} = {text[:20]!r} is not a number from {least} up")
+    return value
+
+
+def _loading() -> Response:
+    return _json({"error": "the journal is loading"}, status=503, retry=True)
+
+
+def _unknown(round_id: RoundId) -> dict[str, Any]:
+    return {
+        "outcome": RoundOutcome.ABORTED.value,
+        "reason": f"the leader has no round {round_id} with this party",
+    }
+
+
+def _json(
+    content: dict[str, Any], *, status: int = 200, retry: bool = False, close: bool = False
+) -> Response:
+    headers = dict(RETRY) if retry else {}
+    if close:
+        headers["Connection"] = "close"
+    return Response(
+        json.dumps(content), status_code=status, media_type="application/json", headers=headers
+    )

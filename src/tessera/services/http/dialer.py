@@ -1,0 +1,339 @@
+"""A dialer carries the messages of one client, or of the helper, to the leader and back.
+
+It begins with comparing notes. Then it sends what is on its way and waits for the next messages in
+one request, takes them in one step, and trains in between. Every request has a deadline; a leader
+that cannot be reached, or whose journal loads, is tried again. What a leader cannot answer ends the
+round for this party, like any bad message of a server's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from tessera.errors import ConfigError, TesseraError
+from tessera.ids import RoundId
+from tessera.plan import ServicePlan
+from tessera.protocols.machine import RoundOutcome
+from tessera.runs.logs import JsonLog
+from tessera.services.client import ClientService
+from tessera.services.dialing import DialingParty
+from tessera.services.http import FIRST, RECEIVED, REFUSED, is_loopback, requests
+from tessera.services.http.line import AnswerTooLong, LeaderLine, LineBroken
+from tessera.services.http.requests import SESSION, WINDOW, signed_headers
+from tessera.services.http.shared_steps import SharedSteps
+from tessera.services.journal import JournalFailed
+from tessera.services.keyring import Keyring
+from tessera.services.link import LinkStanding, NumberConflict, Numbered, OldCopy
+
+PATIENCE: Final = 10.0
+"""Seconds beyond a poll until the leader counts as unreachable."""
+TRY_AGAIN: Final = frozenset({408, 429, 500, 502, 503, 504})
+"""The journal loads, earlier requests of ours still wait, or a proxy does not reach the leader."""
+MOST_NUMBER: Final = 1 << 62
+MOST_REASON: Final = 500
+"""Characters of a leader's that go into a log."""
+
+
+class LeaderRefuses(TesseraError):
+    """The leader answers a signed request with a status that does not fit here."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(f"the leader answers {status}: {reason}")
+        self.status = status
+
+
+class BadAnswer(TesseraError):
+    """Not an answer of a leader's."""
+
+
+def trusted(url: str, authority: Path) -> ssl.SSLContext | None:
+    """Whom to trust at `url`, which is TLS outside loopback: our authority. None without TLS."""
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is none
+        known = False
+    if not known:
+        raise ConfigError(f"{url!r} is not a leader's address", hint="such as https://HOST:8400")
+    if parts.scheme == "https":
+        return ssl.create_default_context(cafile=str(authority))
+    if not is_loopback(parts.hostname or ""):
+        raise ConfigError(
+            f"{url}: outside loopback a leader speaks TLS only", hint="use its https:// address"
+        )
+    return None
+
+
+def line_to(url: str, deadlines: ServicePlan, trust: ssl.SSLContext | None) -> LeaderLine:
+    """One party's line to the leader, which answers within a poll."""
+    return LeaderLine(url, trust, patience=deadlines.poll + PATIENCE, most=requests.MOST_BYTES)
+
+
+class Dialer:
+    """One party on the line."""
+
+    def __init__(
+        self,
+        party: DialingParty,
+        keyring: Keyring,
+        line: LeaderLine,
+        deadlines: ServicePlan,
+        log: JsonLog,
+        steps: SharedSteps,
+    ) -> None:
+        """`steps` takes the changes of all who share a journal."""
+        self.party, self._keyring, self._line = party, keyring, line
+        self._deadlines, self._log, self._steps = deadlines, log, steps
+        self.rounds_ended = 0
+        self.refused: LeaderRefuses | None = None
+        self.failed: Exception | None = None
+        """What its work ended with, if nobody foresaw it."""
+        self._session = ""
+
+    async def run_or_be_refused(self) -> None:
+        """Until the leader says that all rounds are done, or that it does not serve us."""
+        try:
+            await self.run()
+        except LeaderRefuses as refused:
+            self.refused = refused
+            self._log("refused", reason=str(refused))
+
+    async def run(self) -> None:
+        """Round after round, until the leader says that all rounds are done."""
+        compared = self.party.round_id is None or self.party.is_over
+        while True:
+            try:
+                if self.party.is_over:
+                    standing = await self._standing()
+                    if standing is None:
+                        return
+                    await self._steps.run(partial(self._begin, standing))
+                elif not compared:
+                    await self._compare()
+                else:
+                    await self._go_on()
+                compared = True
+            except JournalFailed:
+                compared = False  # the party is where its journal is: has the leader more?
+            except (BadAnswer, AnswerTooLong) as error:
+                if self.party.is_over:
+                    self._log("bad answer", reason=str(error))
+                    await asyncio.sleep(self._deadlines.poll)
+                else:
+                    await self._leave(str(error))
+
+    def _begin(self, standing: LinkStanding) -> None:
+        try:
+            self.party.begin(standing)
+        except OldCopy as error:
+            self._log("left", round=standing.round_id, reason=str(error))
+            return
+        reason = self.party.left
+        self._log("begun", round=standing.round_id, **({"declined": reason} if reason else {}))
+
+    async def _compare(self) -> None:
+        """After a restart: how far does the leader think that we are?"""
+        here = self.party.round_id
+        assert here is not None
+        status, _, body = await self._ask(
+            "GET", "/v1/standing", {"after": int(here) - 1, "again": 1}
+        )
+        if status != HTTPStatus.OK:
+            return
+        standing = _standing(body)
+        try:
+            await self._steps.run(lambda: self.party.meets(standing))
+        except OldCopy as error:
+            self._log("left", round=here, reason=str(error))
+
+    async def _standing(self) -> LinkStanding | None:
+        """The next round of ours; None if there are no more."""
+        while True:
+            behind = -1 if self.party.round_id is None else int(self.party.round_id)
+            query = {"after": behind, "received": self.party.link.received}
+            status, _, body = await self._ask("GET", "/v1/standing", query)
+            if status == HTTPStatus.OK:
+                standing = _standing(body)
+                if standing.round_id <= behind:
+                    raise BadAnswer(f"round {standing.round_id} comes after round {behind}")
+                return standing
+            if status == HTTPStatus.GONE:
+                return None
+            if status != HTTPStatus.NO_CONTENT:
+                raise LeaderRefuses(status, _reason(body))
+
+    async def _go_on(self) -> None:
+        """Train, or send and wait: whatever comes next."""
+        party = self.party
+        if isinstance(party, ClientService) and party.pending is not None:
+            await self._steps.run(party.train)
+        else:
+            await self._exchange()
+
+    async def _exchange(self) -> None:
+        """Send what is on its way, and take what comes back."""
+        party = self.party
+        ready = party.link.on_its_way
+        messages = requests.filled(ready)
+        query = {"round": self._round, "received": party.link.received}
+        if messages:
+            query["first"] = messages[0].number
+        if len(messages) < len(ready):
+            query["more"] = 1  # the leader need not hold this request: the rest comes at once
+        status, headers, body = await self._ask(
+            "POST", "/v1/messages", query, requests.pack(messages)
+        )
+        if status in (HTTPStatus.OK, HTTPStatus.NO_CONTENT):
+            if reason := unquote(headers.get(REFUSED, "")):
+                self._log("refused", round=self._round, reason=reason)
+            await self._take(headers, body)
+        elif status == HTTPStatus.GONE:
+            await self._over(body)
+        elif status == HTTPStatus.CONFLICT:
+            await self._leave(_reason(body))
+        else:
+            raise LeaderRefuses(status, _reason(body))
+
+    async def _take(self, headers: Mapping[str, str], body: bytes) -> None:
+        party = self.party
+        try:
+            received = _count(headers, RECEIVED)
+            messages = requests.unpack(_count(headers, FIRST), body)
+        except ValueError as error:
+            await self._leave(str(error)[:MOST_REASON])
+            return
+        try:
+            party.acknowledged(received)
+            if not messages:
+                return
+            await self._steps.run(partial(self._take_and_train, messages))
+        except OldCopy as error:
+            await self._steps.run(partial(party.leave_as_old_copy, error))
+            self._log("left", round=self._round, reason=str(error))
+            return
+        except NumberConflict as error:
+            await self._leave(str(error)[:MOST_REASON])
+            return
+        if party.is_over:
+            self.rounds_ended += 1
+            why = {"reason": party.left} if party.left else party.ended
+            self._log("ended", round=self._round, phase=party.role.phase, **why)
+
+    def _take_and_train(self, messages: Sequence[Numbered]) -> None:
+        """In one step: what the leader sends to be trained, and the update that comes of it."""
+        self.party.take_all(messages)
+        if isinstance(self.party, ClientService):
+            self.party.train()
+
+    async def _leave(self, reason: str) -> None:
+        """Nothing more is said in this round."""
+        await self._steps.run(lambda: self.party.over(RoundOutcome.ABORTED, reason))
+        self._log("left", round=self._round, reason=reason)
+
+    async def _over(self, body: bytes) -> None:
+        ended = _object(body)
+        try:
+            outcome = RoundOutcome(ended.get("outcome", RoundOutcome.ABORTED.value))
+        except ValueError as error:
+            raise BadAnswer(str(error)[:MOST_REASON]) from None
+        reason = str(ended.get("reason", ""))[:MOST_REASON]
+        await self._steps.run(lambda: self.party.over(outcome, reason))
+        self.rounds_ended += 1
+        self._log("ended", round=self._round, outcome=outcome.value)
+
+    @property
+    def _round(self) -> int:
+        return int(self.party.round_id or 0)
+
+    # --- one request ----------------------------------------------------------------------------
+
+    async def _ask(
+        self, method: str, path: str, query: dict[str, int], body: bytes = b""
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """(status, headers, body), tried until the leader answers."""
+        asked = "&".join(f"{name}={value}" for name, value in query.items())
+        pause, target, why = self._deadlines.retry, f"{path}?{asked}", ""
+        while True:
+            signed_at = time.time()
+            headers = signed_headers(
+                self._keyring.signing,
+                self.party.me,
+                self._keyring.directory.bundle,
+                method,
+                target,
+                body,
+                self._session,
+            )
+            try:
+                answer = await self._line.ask(method, target, headers, body)
+            except LineBroken as error:
+                trouble = str(error)
+            else:
+                session = answer.headers.get(SESSION, "")
+                if session and session != self._session:
+                    self._session = session  # the leader was started again
+                    continue
+                # One of us was suspended for so long that the signature grew old.
+                stale = time.time() - signed_at > WINDOW / 2
+                old = answer.status == HTTPStatus.UNAUTHORIZED and stale
+                if not old and answer.status not in TRY_AGAIN:
+                    return answer.status, answer.headers, answer.body
+                trouble = f"{answer.status}: {_reason(answer.body)}"
+            if trouble != why:
+                why = trouble
+                self._log("waiting for the leader", reason=trouble)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, self._deadlines.poll)
+
+
+def _count(headers: Mapping[str, str], name: str) -> int:
+    text = headers.get(name, "0")
+    return int(text) if text.isdecimal() else 0
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise BadAnswer("an answer without the fields it should have")
+    return found
+
+
+def _standing(body: bytes) -> LinkStanding:
+    found = _object(body)
+
+    def number(name: str, least: int = 0) -> int:
+        value = found.get(name)
+        if type(value) is not int or not least <= value < MOST_NUMBER:
+            raise BadAnswer("a standing without its numbers")
+        return value
+
+    return LinkStanding(
+        RoundId(number("round_id")),
+        sent=number("sent"),
+        received=number("received"),
+        acknowledged=number("acknowledged"),
+        before=number("before", least=-1),
+        counted=number("counted", least=-1),
+    )
+
+
+def _reason(body: bytes) -> str:
+    try:
+        found = _object(body)
+    except BadAnswer:
+        return ""
+    return str(found.get("error") or found.get("refused") or found.get("reason") or "")[
+        :MOST_REASON
+    ]

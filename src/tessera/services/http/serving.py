@@ -1,0 +1,275 @@
+"""A leader's process: the conductor's thread, the event loop, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import resource
+import signal
+import socket
+import sys
+import threading
+from asyncio.sslproto import SSLProtocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from tessera.crypto import kernel
+from tessera.errors import ConfigError
+from tessera.ids import Party
+from tessera.runs.logs import JsonLog
+from tessera.services.bundle import Bundle
+from tessera.services.http import is_loopback
+from tessera.services.http.app import LeaderApp, create_app
+from tessera.services.http.committed import CommittedOutcomes
+from tessera.services.http.conductor import Conductor, Submission
+from tessera.services.http.requests import RequestChecker
+from tessera.services.keyring import Directory
+from tessera.services.leader import LeaderService
+
+# --- serving --------------------------------------------------------------------------------------
+#
+# Listening: a socket, TLS, deadlines for requests that never end, and SIGTERM.
+#
+# uvicorn closes idle connections, but waits for ever for the end of a request; here one that does
+# not come in time is closed, headers and body.
+
+
+BACKLOG: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen, and with which certificate."""
+
+    host: str
+    port: int
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.certificate is None and not is_loopback(self.host):
+            raise ConfigError(
+                f"--host {self.host}: outside loopback a service speaks TLS only",
+                hint="leave --plain-http out, or listen on 127.0.0.1",
+            )
+
+    def bound(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        # asyncio sends at once (TCP_NODELAY) only on sockets that say they are TCP. On others the
+        # second part of an answer would wait for the other side's delayed acknowledgement: 40 ms.
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((self.host, self.port))
+            listening.listen(BACKLOG)  # now: two that only bind could have the same address
+        except OSError as error:
+            listening.close()
+            raise ConfigError(
+                f"{self.host}:{self.port}: {error.strerror}", hint="--port 0 takes a free one"
+            ) from error
+        return listening
+
+    def url(self, listening: socket.socket) -> str:
+        shown = f"[{self.host}]" if ":" in self.host else self.host
+        scheme = "http" if self.certificate is None else "https"
+        return f"{scheme}://{shown}:{listening.getsockname()[1]}"
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn that leaves signals to us, so that SIGTERM ends in exit status 0."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(*_: Any) -> None:
+            self.should_exit = True
+
+        before = {s: signal.signal(s, stop) for s in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for which, handler in before.items():
+                signal.signal(which, handler)
+
+
+def http_server(app: FastAPI, address: Address, *, request: float, keep: float) -> HttpServer:
+    """`request`: seconds for a request to come in; `keep`: for an idle connection."""
+
+    class Limited(RequestDeadline):
+        limit = request
+
+    return HttpServer(
+        uvicorn.Config(
+            app,
+            http=Limited,
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,  # its set-up would close handlers of the process
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # who asks is known by a signature, not by an address
+            timeout_keep_alive=max(1, round(keep)),
+            timeout_graceful_shutdown=2,
+            ssl_certfile=address.certificate,
+            ssl_keyfile=address.key,
+            backlog=BACKLOG,
+        )
+    )
+
+
+class RequestDeadline(H11Protocol):
+    """Closes a connection whose request does not end in time: its headers within `limit`, and its
+    body within as much again and a second, in which a handler that reads it can answer."""
+
+    limit: float = 30.0
+    _due: asyncio.TimerHandle | None = None
+    _headers_came = False
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._allow(self.limit)
+
+    def data_received(self, data: bytes) -> None:
+        if self._due is None and self.conn.their_state is h11.IDLE:
+            self._allow(self.limit)
+        super().data_received(data)
+        state = self.conn.their_state
+        if state is h11.SEND_BODY and not self._headers_came:
+            self._headers_came = True
+            self._allow(self.limit + 1.0)
+        elif state not in (h11.IDLE, h11.SEND_BODY) or (state is h11.IDLE and self._headers_came):
+            self._ended()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended()
+        super().connection_lost(exc)
+
+    def _allow(self, seconds: float) -> None:
+        if self._due is not None:
+            self._due.cancel()
+        self._due = self.loop.call_later(seconds, self._overdue)
+
+    def _ended(self) -> None:
+        self._headers_came = False
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+
+    def _overdue(self) -> None:
+        self._due = None
+        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
+            self.transport.close()
+
+
+# --- leading --------------------------------------------------------------------------------------
+
+SWITCH: Final = 0.001
+"""Seconds until a thread that waits for the interpreter gets it. A process has two that matter, one
+at the line and one at the journal, and each waits for the other in every stage of a round."""
+NEW_OBJECTS: Final = 10_000
+"""Containers made and not yet freed until garbage is looked for among them."""
+TLS_BUFFER: Final = 1 << 15
+"""Bytes that asyncio sets aside for reading on each connection, 256 kB left to itself: most of a
+leader's memory where a thousand clients wait for news."""
+LINGER: Final = 1.0
+"""Seconds after the last round, at least, for parties that still have to hear of it."""
+
+
+def lead(
+    load: Callable[[], LeaderService],
+    bundle: Bundle,
+    directory: Directory,
+    address: Address,
+    *,
+    rounds: int | None,
+    log: JsonLog,
+    on_listening: Callable[[str], None],
+) -> int:
+    """Serve until all rounds are done, or until SIGTERM; the exit status.
+
+    What the journal refuses is raised here.
+    """
+    prepare_process()
+    deadlines = bundle.plan.service
+    loop_of: list[asyncio.AbstractEventLoop] = []
+
+    def on_step(settled: Sequence[Submission], peers: frozenset[Party]) -> None:
+        if loop_of:
+            with contextlib.suppress(RuntimeError):  # nobody is left to be told
+                loop_of[0].call_soon_threadsafe(app.after_step, settled, peers)
+
+    def on_fatal() -> None:
+        server.should_exit = True
+
+    conductor = Conductor(
+        load, deadlines, rounds=rounds, on_step=on_step, on_fatal=on_fatal, log=log
+    )
+
+    def outcomes() -> CommittedOutcomes:
+        assert conductor.leader is not None
+        return CommittedOutcomes(conductor.leader.journal.path)
+
+    app = LeaderApp(conductor, RequestChecker(directory, bundle.digest), outcomes, deadlines)
+    server = http_server(
+        create_app(app), address, request=deadlines.request, keep=2 * deadlines.poll
+    )
+
+    async def main() -> None:
+        loop_of.append(asyncio.get_running_loop())
+        conductor.start()
+        watch = asyncio.create_task(watch_the_end())
+        await server.serve(sockets=[listening])
+        watch.cancel()
+
+    async def watch_the_end() -> None:
+        while not conductor.finished and not server.should_exit:
+            await asyncio.sleep(0.1)
+        if conductor.finished:
+            await asyncio.sleep(LINGER)
+            loop = loop_of[0]
+            last = loop.time() + deadlines.poll
+            while app.untold and loop.time() < last and not server.should_exit:
+                await asyncio.sleep(0.1)
+        app.closing = True
+        app.after_step((), frozenset())
+        server.should_exit = True
+
+    with address.bound() as listening:
+        on_listening(address.url(listening))
+        asyncio.run(main())
+    conductor.stop()
+    conductor.join()
+    if conductor.leader is not None:
+        conductor.leader.journal.close()
+    if conductor.fatal is not None:
+        raise conductor.fatal
+    log("stopped", **{k: v for k, v in conductor.shown.items() if k in ("round", "model")})
+    return 0
+
+
+def prepare_process() -> None:
+    """Small buffers for each connection; the kernel tested, which takes a second, before anybody
+    waits for us; no search for garbage among all that was imported, 35 ms in the middle of a round,
+    and less often for what is new; threads that give way to each other; and as many open
+    connections as the system lets this process have."""
+    SSLProtocol.max_size = TLS_BUFFER
+    kernel.active()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(NEW_OBJECTS)
+    sys.setswitchinterval(SWITCH)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

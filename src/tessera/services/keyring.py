@@ -1,0 +1,272 @@
+"""Keys of a deployment: a folder per party, and a directory of everybody's public keys, signed.
+
+    authority/    the key that signs the directory, and that of certificates; keep it away
+    leader/       sign.key, tls.key, tls.pem
+    helper/       sign.key, box.key
+    client-N/     sign.key
+    (each)        directory.json, authority.pub, ca.pem
+
+A party takes the directory only with a signature by the authority whose public key is in its own
+folder. Files with secrets are readable by their owner only.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tessera.crypto.entropy import Entropy
+from tessera.crypto.keys import SealingKey, SigningKey, verify
+from tessera.crypto.prg import Label
+from tessera.crypto.secret import Secret, encode_context
+from tessera.errors import ConfigError
+from tessera.ids import HELPER, SERVER, ClientId, Party
+from tessera.protocols.secagg.identity import Identity, identities
+from tessera.protocols.two_server.params import Servers
+from tessera.simulation.owner_only import write_owner_only
+from tessera.simulation.two_server import TwoServerSetup
+
+SIGN, BOX, TLS_KEY, TLS = "sign.key", "box.key", "tls.key", "tls.pem"
+DIRECTORY, AUTHORITY, CA = "directory.json", "authority.pub", "ca.pem"
+YEARS: Final = 5
+
+
+def folder_of(party: Party) -> str:
+    """A party's folder among the keys."""
+    if isinstance(party, str):
+        return "leader" if party == SERVER else party
+    return f"client-{party}"
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """Everybody's public keys, for one bundle."""
+
+    bundle: bytes
+    servers: Servers
+    clients: Mapping[ClientId, bytes] = field(repr=False)
+
+    def key_of(self, party: Party) -> bytes | None:
+        """The public signing key of a party; None for a stranger."""
+        if party == SERVER:
+            return self.servers.leader
+        if party == HELPER:
+            return self.servers.helper
+        return None if isinstance(party, str) else self.clients.get(party)
+
+    def text(self) -> str:
+        return json.dumps(
+            {
+                "bundle": self.bundle.hex(),
+                "leader": self.servers.leader.hex(),
+                "helper": self.servers.helper.hex(),
+                "box": self.servers.box.hex(),
+                "clients": {str(c): key.hex() for c, key in sorted(self.clients.items())},
+            },
+            sort_keys=True,
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Directory:
+        found = json.loads(text)
+        return cls(
+            bytes.fromhex(found["bundle"]),
+            Servers(
+                leader=bytes.fromhex(found["leader"]),
+                helper=bytes.fromhex(found["helper"]),
+                box=bytes.fromhex(found["box"]),
+            ),
+            {ClientId(int(c)): bytes.fromhex(key) for c, key in found["clients"].items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Keyring:
+    """One party's keys and the directory, read from its folder."""
+
+    folder: Path
+    party: Party
+    directory: Directory
+    signing: SigningKey = field(repr=False)
+    box: SealingKey | None = field(default=None, repr=False)
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.signing, self.directory.clients)
+
+    @classmethod
+    def read(cls, folder: Path, party: Party, bundle: bytes) -> Keyring:
+        """`ConfigError` if a file is missing, somebody else's, or not signed by the authority."""
+        try:
+            signed = json.loads((folder / DIRECTORY).read_text(encoding="utf-8"))
+            authority = bytes.fromhex((folder / AUTHORITY).read_text(encoding="utf-8").strip())
+            statement = _statement(signed["directory"])
+            signature = bytes.fromhex(signed["signature"])
+            directory = Directory.parse(signed["directory"])
+            signing = SigningKey.from_secret(_secret(folder / SIGN))
+            box = SealingKey.from_secret(_secret(folder / BOX)) if party == HELPER else None
+        except (KeyError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{folder}: not a folder of keys: {error}", hint="`tessera keys` writes them"
+            ) from error
+        if not verify(authority, signature, statement):
+            raise ConfigError(
+                f"{folder / DIRECTORY}: not signed by the authority of {folder / AUTHORITY}",
+                hint="take both from whoever ran `tessera keys`",
+            )
+        if directory.bundle != bundle:
+            raise ConfigError(
+                f"{folder}: keys for bundle {directory.bundle.hex()[:16]}, this is bundle "
+                f"{bundle.hex()[:16]}",
+                hint="use the bundle that the keys were made for",
+            )
+        if directory.key_of(party) != signing.public:
+            raise ConfigError(
+                f"{folder / SIGN}: not the key that the directory has for {folder_of(party)}",
+                hint="every party has a folder of its own",
+            )
+        return cls(folder, party, directory, signing, box)
+
+
+def make_keys(
+    out: Path,
+    bundle: bytes,
+    federation: str,
+    clients: Iterable[ClientId],
+    entropy: Entropy,
+    hosts: Collection[str],
+) -> Directory:
+    """Write a folder of keys for everybody. Existing files are not touched: `FileExistsError`."""
+    authority = SigningKey.from_secret(entropy.secret(Label.AUTHORITY, federation))
+    both = TwoServerSetup.of(entropy, federation)
+    leader, helper, box = both.leader, both.helper.signing, both.helper.box
+    own = {client: each.key for client, each in identities(clients, entropy, federation).items()}
+    directory = Directory(bundle, both.servers, {client: key.public for client, key in own.items()})
+    text = directory.text()
+    signed = json.dumps({"directory": text, "signature": authority.sign(_statement(text)).hex()})
+    certifier = _Certifier()
+    secrets: dict[str, dict[str, bytes]] = {
+        "authority": {SIGN: authority.secret.reveal(), "ca.key": certifier.key_pem},
+        folder_of(SERVER): {SIGN: leader.secret.reveal()},
+        folder_of(HELPER): {SIGN: helper.secret.reveal(), BOX: box.secret.reveal()},
+        **{folder_of(client): {SIGN: key.secret.reveal()} for client, key in own.items()},
+    }
+    # The leader's only: with a certificate for the same hosts, a helper could pass for the leader
+    # and take its half of every report, too. It opens no port and needs none.
+    mine = secrets[folder_of(SERVER)]
+    mine[TLS_KEY], mine[TLS] = certifier.server(folder_of(SERVER), hosts)
+    for name, files in secrets.items():
+        folder = out / name
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for file, content in files.items():
+            write_owner_only(folder / file, content)
+        (folder / DIRECTORY).write_text(signed, encoding="utf-8")
+        (folder / AUTHORITY).write_text(authority.public.hex() + "\n", encoding="utf-8")
+        (folder / CA).write_bytes(certifier.pem)
+    return directory
+
+
+def _statement(directory: str) -> bytes:
+    return encode_context(Label.DIRECTORY, directory)
+
+
+def _secret(path: Path) -> Secret:
+    content = path.read_bytes()
+    if len(content) != 32:
+        raise ValueError(f"{path.name} has {len(content)} bytes where a key has 32")
+    return Secret(content)
+
+
+class _Certifier:
+    """A certificate authority for the TLS certificates of one deployment."""
+
+    def __init__(self) -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tessera deployment")])
+        self._certificate = self._signed(
+            self._name, self._key.public_key(), x509.BasicConstraints(ca=True, path_length=0), []
+        )
+
+    def _signed(
+        self, subject: x509.Name, public: Any, constraints: x509.BasicConstraints, names: list[Any]
+    ) -> x509.Certificate:
+        now = datetime.now(UTC)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(public)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(hours=1))
+            .not_valid_after(now + timedelta(days=365 * YEARS))
+            .add_extension(constraints, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
+                critical=False,
+            )
+        )
+        if constraints.ca:
+            builder = builder.add_extension(_usage(), critical=True)
+        if names:
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        return builder.sign(self._key, hashes.SHA256())
+
+    def server(self, name: str, hosts: Collection[str]) -> tuple[bytes, bytes]:
+        """(key, certificate) of a server under these names and addresses."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"tessera {name}")])
+        certificate = self._signed(
+            subject,
+            key.public_key(),
+            x509.BasicConstraints(ca=False, path_length=None),
+            [_general_name(host) for host in hosts],
+        )
+        return _pem(key), certificate.public_bytes(serialization.Encoding.PEM)
+
+    @property
+    def key_pem(self) -> bytes:
+        return _pem(self._key)
+
+    @property
+    def pem(self) -> bytes:
+        return self._certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _usage() -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )

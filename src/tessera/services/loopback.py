@@ -1,0 +1,138 @@
+"""A deployment on this machine: every party a process of its own, over TLS on loopback.
+
+For demonstrations and benchmarks of synthetic clients; `simulation` is the same in one process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from tessera.crypto.entropy import Entropy
+from tessera.errors import MisuseError
+from tessera.protocols.secagg.identity import identities
+from tessera.services.bundle import Bundle
+from tessera.simulation import population
+from tessera.simulation.faults import FaultScript
+from tessera.simulation.federation import Federation
+
+
+def command(*arguments: object) -> list[str]:
+    """A command line of this tessera."""
+    return [sys.executable, "-m", "tessera.cli.main", *map(str, arguments)]
+
+
+@dataclass
+class LoopbackDeployment:
+    """Processes by name: `leader`, `helper`, `client-N`, or `clients` for all in one process.
+
+    Each has its folder of keys and of state under `folder`, and writes its log there.
+    """
+
+    folder: Path
+    bundle: Bundle
+    script: str
+    """What test entropy follows from."""
+    rounds: int | None = None
+    port: int = 0
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @classmethod
+    def packed(
+        cls, folder: Path, plan: str, *, rows: int, script: str, rounds: int | None = None
+    ) -> Self:
+        """Packed and with keys; nobody is started yet."""
+        (folder / "plan.toml").write_text(plan, encoding="utf-8")
+        pack = command("pack", "plan.toml", "--rows-per-client", rows)
+        keys = command("keys", "bundle.npz", "--insecure-test-entropy", script)
+        for line in (pack, keys):
+            subprocess.run(
+                line,
+                cwd=folder,
+                check=True,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        return cls(folder, Bundle.read(folder / "bundle.npz"), script, rounds, port)
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.port}"
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def _line(self, name: str) -> list[object]:
+        if name == "leader":
+            most = [] if self.rounds is None else ["--rounds", self.rounds]
+            return ["serve", "bundle.npz", "--port", self.port, *most, "--keys", "keys/leader"]
+        if name == "helper":
+            return ["help-serve", "bundle.npz", self.url, "--keys", "keys/helper"]
+        joined: list[object] = ["join", "bundle.npz", self.url]
+        if name == "clients":
+            return [*joined, "--clients", f"0-{self.bundle.clients - 1}", "--keys", "keys"]
+        return [*joined, "--client", name.removeprefix("client-"), "--keys", f"keys/{name}"]
+
+    def start(self, name: str) -> subprocess.Popen[bytes]:
+        line = [*self._line(name), "--state", f"state/{name}"]
+        with self.log(name).open("ab") as log:
+            started = subprocess.Popen(
+                command(*line, "--insecure-test-entropy", self.script),
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
+        self.running[name] = started
+        return started
+
+    def kill(self, name: str) -> None:
+        """kill -9."""
+        process = self.running.pop(name)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def events(self, event: str = "") -> Iterator[dict[str, Any]]:
+        """The leader's log so far; with a name, the lines of that event."""
+        for line in self.log("leader").read_text(encoding="utf-8").splitlines():
+            if line.startswith("{"):
+                found = json.loads(line)
+                if not event or found.get("event") == event:
+                    yield found
+
+    def close(self) -> None:
+        for name in list(self.running):
+            self.kill(name)
+
+
+def simulation(
+    bundle: Bundle, entropy: Entropy, *, faults: FaultScript | None = None
+) -> Federation:
+    """The same plan, clients, model and secrets in one process."""
+    if bundle.synthetic is None:
+        raise MisuseError("only synthetic clients are simulated from a bundle")
+    plan = bundle.plan
+    members = population.participants(plan, bundle.clients, bundle.synthetic.rows)
+    for client, identity in identities(list(members), entropy, plan.federation).items():
+        members[client].identity = identity
+    return Federation(
+        plan,
+        members,
+        dense=population.dense(plan),
+        tables=population.tables(plan),
+        trainer=population.cohort_trainer(plan, bundle.clients),
+        derived=population.derived_maps(plan),
+        entropy=entropy,
+        faults=faults,
+    )

@@ -1,0 +1,326 @@
+"""OfferedRows: which rows the clients of a user account have ever offered, and to which sums.
+
+A fixed group hides who of its members holds a row, for any number of rounds. Two groups do not:
+whoever sees the sums of both finds the row's holder among the few members that they have in common,
+and so does any other exact sum over the same row. A client's state cannot prevent that, since it is
+bound to one federation, and what is called another federation is the leader's choice. So there is
+one store for a user account and all its federations. It has a keyed hash of each row, by the names
+of the client's own data (`data/row_names.py`), with the group that it was offered to; this is on
+disk before a message that depends on the row leaves. A row goes on in its group for ever. In any
+other group, and in any exact sum outside of it, it is refused, unless its owner accepts that.
+
+Rows of sums without fixed groups are kept likewise: there no holder was hidden, and a group in
+which such a row comes up later does not hide it again.
+
+What is not seen here: a reinstalled or deleted account, another account or device with the same
+data, and data that were renamed (docs/threat-model.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tessera.crypto.prg import Label
+from tessera.crypto.secret import encode_context
+from tessera.data.row_names import OwnNames
+from tessera.errors import ConfigError
+from tessera.ids import ClientId
+from tessera.learning.tables.arrays import Ids
+from tessera.plan import Plan
+from tessera.privacy.index.period import AnotherGroup, FrozenPeriod, PeriodStore
+from tessera.rounds import dp
+from tessera.services.journal import explained
+
+NAME: Final = "offered-rows.sqlite"
+SCHEMA_VERSION: Final = 1
+WAIT: Final = 60.0
+"""Seconds for which a process waits for another one of the account."""
+AT_ONCE: Final = 500
+
+SCHEMA: Final = (
+    "CREATE TABLE account (schema_version INTEGER NOT NULL, key BLOB NOT NULL)",
+    # a sum: over a fixed group, or over whoever a federation has in a round
+    """CREATE TABLE release (
+        id INTEGER PRIMARY KEY, name TEXT NOT NULL, federation BLOB NOT NULL, members BLOB NOT NULL,
+        fixed INTEGER NOT NULL, UNIQUE (federation, members))""",
+    """CREATE TABLE offered_row (
+        row BLOB NOT NULL, release INTEGER NOT NULL, PRIMARY KEY (row, release)) WITHOUT ROWID""",
+    # whose data from where, and how its rows were named: under other names none can be compared
+    """CREATE TABLE offered_data (
+        data BLOB NOT NULL, naming BLOB NOT NULL, release INTEGER NOT NULL,
+        PRIMARY KEY (data, naming, release)) WITHOUT ROWID""",
+)
+
+
+def default_home() -> Path:
+    """Where a user account keeps it: $XDG_STATE_HOME/tessera, or ~/.local/state/tessera."""
+    named = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (named if named.is_absolute() else Path.home() / ".local" / "state") / "tessera"
+
+
+@dataclass(frozen=True, slots=True)
+class ExactSum:
+    """An exact sum: of a client's `federation`, by its name there and its own key in it; over
+    `members`, b"" where they are not fixed, or not known."""
+
+    name: str
+    federation: bytes
+    members: bytes
+    fixed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HashedRows:
+    """A client's rows as the store has them."""
+
+    rows: frozenset[bytes]
+    data: bytes
+    naming: bytes
+
+
+class OfferedRows:
+    """The store of one user account; several processes of it may use it at the same time."""
+
+    def __init__(self, home: Path) -> None:
+        """The store in this folder, or a new one with a key of its own."""
+        self.path = home / NAME
+        try:
+            home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # before SQLite
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path}: {error.strerror}: the rows that this account has offered are there",
+                hint="--home DIR keeps them elsewhere; always name the same one",
+            ) from error
+        with self._transaction() as database:
+            self._key = _attach(self.path, database)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """On disk when it ends; no other process of the account writes meanwhile."""
+        with explained(self.path, "open"):
+            database = sqlite3.connect(self.path, isolation_level=None, timeout=WAIT)
+        with closing(database), explained(self.path, "write"):
+            database.execute("PRAGMA synchronous = FULL")
+            database.execute("BEGIN IMMEDIATE")
+            yield database  # what is not committed is rolled back
+            database.execute("COMMIT")
+
+    # --- what is stored -------------------------------------------------------------------------
+
+    def digest(self, *items: int | bytes | str) -> bytes:
+        """What the store has in place of names and keys."""
+        named = encode_context(Label.OFFERED_ROW, *items)
+        return hashlib.blake2b(named, key=self._key, digest_size=16).digest()
+
+    def offer(self, names: OwnNames, rows: Mapping[str, Ids]) -> HashedRows:
+        """These rows of a client, by the names of its own data."""
+        person, naming = names.person, names.naming
+        return HashedRows(
+            frozenset(
+                self.digest("row", person, naming, kind, name) for kind, name in names.of(rows)
+            ),
+            self.digest("data", person, names.source),
+            self.digest("naming", naming),
+        )
+
+    def flaw(self, offer: HashedRows, to: ExactSum, *, any_group: bool = False) -> str:
+        """Why these rows must not be offered there; "" if they may be.
+
+        `any_group`: to a group of that federation which is not known yet.
+        """
+        with self._transaction() as database:
+            return _flaw(database, offer, to, any_group=any_group)
+
+    def record(self, offer: HashedRows, to: ExactSum, *, accepted: bool) -> None:
+        """On disk when this returns; `AnotherGroup`, and nothing is, if they must not be."""
+        with self._transaction() as database:
+            if not accepted and (flaw := _flaw(database, offer, to)):
+                raise AnotherGroup(flaw, hint=HINT)
+            database.execute(
+                "INSERT OR IGNORE INTO release (name, federation, members, fixed) "
+                "VALUES (?, ?, ?, ?)",
+                (to.name, to.federation, to.members, to.fixed),
+            )
+            (number,) = database.execute(
+                "SELECT id FROM release WHERE federation = ? AND members = ?",
+                (to.federation, to.members),
+            ).fetchone()
+            database.execute(
+                "INSERT OR IGNORE INTO offered_data VALUES (?, ?, ?)",
+                (offer.data, offer.naming, number),
+            )
+            database.executemany(
+                "INSERT OR IGNORE INTO offered_row VALUES (?, ?)",
+                [(row, number) for row in sorted(offer.rows)],
+            )
+
+
+HINT: Final = (
+    "take part with new rows only; or --accept-identification: then these rows are no longer "
+    "hidden among the members of a group (B = 1 for them)"
+)
+
+
+class OneGroup:
+    """A client's periods (`privacy/index/period.py`); each of its rows has one group for life.
+
+    `directory` has the keys of all clients, by which members of a group are told.
+    """
+
+    def __init__(
+        self,
+        periods: PeriodStore,
+        store: OfferedRows,
+        plan: Plan,
+        client: ClientId,
+        names: OwnNames,
+        *,
+        directory: Mapping[ClientId, bytes],
+        accepted: bool = False,
+    ) -> None:
+        self._periods, self._store, self._plan, self._client = periods, store, plan, client
+        self._names, self._directory, self._accepted = names, directory, accepted
+        self.price = ""
+        self._recorded: set[tuple[bytes, HashedRows]] = set()
+
+    # --- before a round -------------------------------------------------------------------------
+
+    def check(self, rows: Mapping[str, Ids]) -> None:
+        """`AnotherGroup` for rows that were offered in another federation; nothing is stored.
+
+        Where that is accepted, `price` says it.
+        """
+        if not takes_exact_sums(self._plan):
+            return
+        offer = self._store.offer(self._names, rows)
+        flaw = self._store.flaw(offer, self._release(()), any_group=self._plan.grouped)
+        if flaw and not self._accepted:
+            raise AnotherGroup(f"client {self._client}: {flaw}", hint=HINT)
+        self.price = f"client {self._client}: {flaw}; accepted: B = 1 for them" if flaw else ""
+
+    def begin_round(self, rows: Mapping[str, Ids]) -> None:
+        """Before a round without fixed groups: there the sum is over whoever comes."""
+        if takes_exact_sums(self._plan) and not self._plan.grouped:
+            self._record(self._store.offer(self._names, rows), ())
+
+    # --- the periods ----------------------------------------------------------------------------
+
+    def group(self, federation: str, members: tuple[int, ...]) -> tuple[int, ...]:
+        """On disk here, too, for the rows that the period has frozen: before any is offered."""
+        stored = self._periods.group(federation, members)
+        frozen = self._periods.latest(federation)
+        if stored == members and frozen is not None:
+            rows = {self._plan.tables[part.table].name: part.offered for part in frozen.tables}
+            self._record(self._store.offer(self._names, rows), members)
+        return stored
+
+    def begin(self, requested: FrozenPeriod) -> FrozenPeriod:
+        return self._periods.begin(requested)
+
+    def latest(self, federation: str) -> FrozenPeriod | None:
+        return self._periods.latest(federation)
+
+    def rounds(self, federation: str) -> int:
+        return self._periods.rounds(federation)
+
+    def count_round(self, federation: str) -> None:
+        self._periods.count_round(federation)
+
+    def _record(self, offer: HashedRows, members: tuple[int, ...]) -> None:
+        to = self._release(members)
+        if (to.members, offer) not in self._recorded:  # else it is on disk
+            self._store.record(offer, to, accepted=self._accepted)
+            self._recorded.add((to.members, offer))
+
+    def _release(self, members: tuple[int, ...]) -> ExactSum:
+        """Clients are told by id and key: a leader may give the ids of one group to another."""
+        name, digest = self._plan.federation, self._store.digest
+        keys = [item for m in members for item in (m, self._directory[ClientId(m)])]
+        return ExactSum(
+            name,
+            digest("federation", name, self._directory[self._client]),
+            digest("group", *keys) if members else b"",
+            self._plan.grouped,
+        )
+
+
+def takes_exact_sums(plan: Plan) -> bool:
+    """Whether a round releases anything of its clients without noise."""
+    return plan.dp is None or bool(dp.exact(plan))
+
+
+def _flaw(
+    database: sqlite3.Connection, offer: HashedRows, to: ExactSum, *, any_group: bool = False
+) -> str:
+    def elsewhere(before: Collection[ExactSum]) -> str:
+        """The federation in which something was offered before; "" where that is no matter."""
+        for one in before:
+            if one.federation == to.federation and (any_group or one.members == to.members):
+                return ""
+        return next((one.name for one in before if one.fixed or to.fixed), "")
+
+    found = _before(database, "offered_row", "row", "row", offer.rows)
+    again = [name for before in found.values() if (name := elsewhere(before))]
+    if again:
+        return (
+            f"{len(again)} of its {len(offer.rows)} rows were offered in federation "
+            f"{again[0]!r} before, with other clients: whoever has the sums of both finds "
+            "whose rows they are"
+        )
+    namings = _before(database, "offered_data", "naming", "data", [offer.data])
+    if offer.naming in namings and not elsewhere(namings[offer.naming]):
+        return ""
+    for naming, before in namings.items():
+        if naming != offer.naming and (name := elsewhere(before)):
+            return (
+                f"its data were offered in federation {name!r} before, with rows named in "
+                "another way: whether these are the same rows cannot be told"
+            )
+    return ""
+
+
+def _before(
+    database: sqlite3.Connection, table: str, what: str, by: str, keys: Collection[bytes]
+) -> dict[bytes, list[ExactSum]]:
+    """What was offered before under these keys, and to which sums."""
+    found, every = defaultdict(list), sorted(keys)
+    for start in range(0, len(every), AT_ONCE):
+        some = every[start : start + AT_ONCE]
+        for one, name, federation, members, fixed in database.execute(
+            f"SELECT {what}, name, federation, members, fixed FROM {table} "
+            f"JOIN release ON release.id = release WHERE {by} IN ({', '.join('?' * len(some))})",
+            some,
+        ):
+            release = ExactSum(name, bytes(federation), bytes(members), bool(fixed))
+            found[bytes(one)].append(release)
+    return found
+
+
+def _attach(path: Path, database: sqlite3.Connection) -> bytes:
+    """The store's key, drawn when it is made."""
+    names = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+    if not names:
+        for statement in SCHEMA:
+            database.execute(statement)
+        database.execute("INSERT INTO account VALUES (?, ?)", (SCHEMA_VERSION, os.urandom(32)))
+    elif "account" not in names:
+        raise ConfigError(
+            f"{path}: this is a database of something else; it was not changed",
+            hint="--home DIR names another folder",
+        )
+    version, key = database.execute("SELECT schema_version, key FROM account").fetchone()
+    if version != SCHEMA_VERSION:
+        raise ConfigError(
+            f"{path}: schema version {version}, this tessera reads {SCHEMA_VERSION}",
+            hint="use the tessera that wrote it",
+        )
+    return bytes(key)

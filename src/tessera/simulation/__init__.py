@@ -1,0 +1,1 @@
+"""Everybody in one process: federation, simulator, dropouts and faults, recorded views."""

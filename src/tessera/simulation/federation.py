@@ -1,0 +1,370 @@
+"""Federation: round after round over a population, in one process.
+
+What a server does is a `Course`; here is what only a simulation has: the members with their rows
+and secrets, faults, recorded views, ideal sums, and figures that no server could know. The plan's
+seed decides who is sampled and who drops out, and nothing else. Every message is encoded and
+decoded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto.entropy import Entropy, ScriptedEntropy, SystemEntropy
+from tessera.errors import ConfigError, RoundAborted
+from tessera.ids import ClientId, RoundId
+from tessera.learning.averaging import Averaging
+from tessera.learning.popularity import Popularity
+from tessera.learning.tables.derived_map import DerivedMap
+from tessera.learning.tables.stored import StoredTable
+from tessera.learning.tables.submodel import ModelUpdate, Submodel
+from tessera.plan import Plan
+from tessera.protocols.secagg.identity import Identity, identities
+from tessera.protocols.two_server.workers import Workers
+from tessera.rounds import schemes
+from tessera.rounds.cohorts import Cohorts
+from tessera.rounds.course import Course, DrawnRound, HelperCourse, PartOutcome, RoundPart
+from tessera.rounds.encode import RoundResult
+from tessera.rounds.events import Event, PhaseClosed, RoundFinished
+from tessera.rounds.fixed_groups import FixedGroup
+from tessera.rounds.ideal import RoundTrainer
+from tessera.rounds.ideal_round import run_ideal
+from tessera.rounds.local_state import Word
+from tessera.rounds.roles import ClientParty, RoundClient, RoundServer, ServerParty
+from tessera.rounds.server_model import ServerModel
+from tessera.simulation.cohort_training import (
+    CohortTrainer,
+    TrainingOutcome,
+    between_messages,
+    failing_alone,
+)
+from tessera.simulation.faults import Drop, Fault, FaultScript, Reorder, dropouts
+from tessera.simulation.measurements import measured_round
+from tessera.simulation.simulator import PhaseEnd, Simulator
+from tessera.simulation.subcohort import Participant, Subcohort
+from tessera.simulation.two_server import TwoServerSetup
+from tessera.simulation.views import Views
+
+
+class Federation:
+    """A plan, its population and the model, round after round."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        participants: Mapping[ClientId, Participant],
+        *,
+        dense: npt.NDArray[np.float32],
+        tables: Mapping[str, StoredTable],
+        trainer: CohortTrainer,
+        derived: Mapping[str, DerivedMap] | None = None,
+        entropy: Entropy | None = None,
+        faults: FaultScript | None = None,
+        views: Views | None = None,
+        evaluate: Callable[[RoundId], float | None] | None = None,
+        workers: Workers | None = None,
+        groups: Sequence[FixedGroup] = (),
+        noisy: bool = False,
+        popularity: Popularity | None = None,
+    ) -> None:
+        """`evaluate` tests the model after a round, in the rounds in which it is due.
+
+        Each of two servers runs on these `workers` (`runs/threads.py`), by default on one.
+        `groups` are fixed groups that were formed before. `noisy`: the trainer does what [dp] says.
+        `popularity` is that of the rows, where [dp] has them selected.
+        """
+        if plan.dp is not None and not noisy and plan.noisy_vector is None:
+            raise ConfigError(
+                "[dp] with a trainer of one's own, which adds no noise",
+                hint="train by `Training`, or leave [dp] out",
+            )
+        self.plan, self.participants, self.views = plan, participants, views
+        self.last: RoundServer | None = None
+        self._trainer, self._faults = trainer, faults
+        self._entropy: Entropy = entropy or SystemEntropy()
+        self.two_server: TwoServerSetup | None = None
+        party = ServerParty(entropy=self._entropy)
+        if schemes.of(plan).two_servers:
+            self.two_server = TwoServerSetup.of(self._entropy, plan.federation, workers)
+            party = self.two_server.leader_party
+        self.course = Course(
+            plan,
+            participants,
+            ServerModel(plan, dense=dense, tables=tables, derived=derived, popularity=popularity),
+            party,
+            groups=groups,
+            evaluate=None if evaluate is None else self._tested,
+        )
+        self._evaluate = evaluate
+        self._named: Mapping[ClientId, ClientId] = {}
+        self.helper_course: HelperCourse | None = None
+        self._set_own_rounds(participants)
+
+    # --- the server's, as it stands -------------------------------------------------------------
+
+    @property
+    def model(self) -> ServerModel:
+        return self.course.model
+
+    @property
+    def dense(self) -> npt.NDArray[np.float32]:
+        return self.model.dense
+
+    @property
+    def tables(self) -> Mapping[str, StoredTable]:
+        return self.model.tables
+
+    @property
+    def averaging(self) -> Averaging:
+        return self.model.averaging
+
+    @property
+    def cohorts(self) -> Cohorts:
+        return self.course.cohorts
+
+    @property
+    def next_round(self) -> int:
+        return self.course.next_round
+
+    @property
+    def survivors(self) -> Mapping[ClientId, ClientId]:
+        """Of the last round: who each name is."""
+        return self.course.survivors
+
+    # --- members --------------------------------------------------------------------------------
+
+    def admit(self, newcomers: Mapping[ClientId, Participant]) -> None:
+        """Clients that join from the next round on; the trainer knows them already."""
+        self.participants = {**self.participants, **newcomers}
+        self.cohorts.admit(newcomers)
+        self._set_own_rounds(self.participants)
+
+    def _set_own_rounds(self, participants: Mapping[ClientId, Participant]) -> None:
+        """Where cohorts are drawn a simulated client has no rounds of its own to insist on."""
+        if self.plan.privacy.own_rounds:
+            return
+        for participant in participants.values():
+            if participant.local.own_rounds in (None, self.plan.privacy.least_rounds):
+                participant.local.own_rounds = self.cohorts.least_rounds
+
+    def _sends_unmasked(self, client: ClientId) -> bool:
+        return self.participants[client].local.sends_unmasked(self.plan)
+
+    def go_on_at(self, round_id: int) -> None:
+        """Skip to this round. Cohorts, periods and ledger charges of earlier rounds are recomputed.
+
+        They follow from the plan's seed and the entropy. The entropy must be the same as then, or a
+        period would get a second secret.
+        """
+        for drawn in self.course.skip_to(round_id, self._sends_unmasked):
+            self._charge_absent(drawn)
+            for part in drawn.parts:
+                signers = self._signers(part)
+                for name, client in part.named.items():
+                    self._client(drawn, part, name, signers).prepare()
+                    self.participants[client].local.last_round = drawn.round_id
+
+    # --- rounds ---------------------------------------------------------------------------------
+
+    def run(self, rounds: int) -> Iterator[Event]:
+        for _ in range(rounds):
+            yield from self.round()
+
+    def round(self) -> Iterator[Event]:
+        """One round: its events in the order they happen, and the model merged at the end."""
+        started = time.monotonic()
+        drawn = self.course.draw(self._sends_unmasked)
+        yield drawn.started
+        self._charge_absent(drawn)
+        if (given_up := self.course.given_up(drawn)) is not None:
+            yield given_up
+            return
+        round_id, named = drawn.round_id, drawn.named
+        self._named = named
+        real = self._is_real(round_id)
+        faults = list(self._faults(round_id, sorted(named))) if self._faults else []
+        parts = [self._subcohort(drawn, part, faults) for part in drawn.parts]
+        self.last = parts[0].server
+        training = TrainingOutcome()
+        trainer = failing_alone(self._trainer)  # who fails sends zeros, as all others send values
+
+        def train(submodels: Mapping[ClientId, Submodel]) -> Mapping[ClientId, ModelUpdate | None]:
+            """Train under names of this round those who are known by their own."""
+            trained = trainer(round_id, {named[c]: s for c, s in submodels.items()})
+            training.add(trained)
+            return {c: trained.updates.get(named[c]) for c in submodels}
+
+        outcomes: list[PartOutcome] = []
+        for part in parts:
+            try:
+                if real:
+                    yield from self._carried(part, train, training)
+                    result = part.server.result
+                else:
+                    result = self._ideal(part, train)
+                outcomes.append(part.summed(result))
+            except RoundAborted as aborted:
+                outcomes.append(part.aborted(aborted))
+                if not self.course.goes_on_after(outcomes[-1]):
+                    break
+        ended = self.course.conclude(
+            drawn,
+            outcomes,
+            measured=real,
+            clock=lambda: time.monotonic() - started,
+            largest={n: training.largest[c] for n, c in named.items() if c in training.largest},
+        )
+        self._settle(round_id, self.survivors if isinstance(ended, RoundFinished) else {})
+        if self.helper_course is not None:
+            helper, shown = parts[0].helper, outcomes[0].result
+            if helper is not None:
+                shown = helper.result  # what it was sent, and not what the leader has
+            self.helper_course.conclude(round_id, shown)
+        if isinstance(ended, RoundFinished):
+            scripted = isinstance(self._entropy, ScriptedEntropy)
+            ended = measured_round(
+                ended, parts, outcomes, self.participants, training, scripted=scripted
+            )
+        yield ended
+
+    def _settle(self, round_id: RoundId, counted: Collection[ClientId]) -> None:
+        """Everybody hears whether its update has counted, in an ideal round, too."""
+        for name, client in self._named.items():
+            local = self.participants[client].local
+            local.settle(round_id, counted=name in counted, by=Word.SERVER)
+
+    def _tested(self, round_id: RoundId) -> float | None:
+        """The stepped model beside the rows that clients have kept."""
+        assert self._evaluate is not None
+        self._settle(round_id, self.survivors)
+        return self._evaluate(round_id)
+
+    def _charge_absent(self, drawn: DrawnRound) -> None:
+        """Of a secret cohort everybody is charged: who sees a sample does not see who is in it."""
+        if not self.plan.drawn_in_secret:
+            return
+        there = {client for part in drawn.parts for client in part.named.values()}
+        for client, participant in self.participants.items():
+            if client not in there:
+                participant.local.charge_absent(self.plan, drawn.round_id)
+
+    def _subcohort(self, drawn: DrawnRound, part: RoundPart, faults: Sequence[Fault]) -> Subcohort:
+        """The roles of those who are summed together."""
+        signers = self._signers(part)
+        one = signers[next(iter(part.named))]
+        return Subcohort(
+            part=part,
+            server=self.course.server(drawn, part, one),
+            clients={name: self._client(drawn, part, name, signers) for name in part.named},
+            faults=self._faults_of(part, faults),
+            helper=None
+            if self.two_server is None
+            else self._helped_by(self.two_server).helper(
+                drawn.round_id, {} if one is None else one.directory
+            ),
+        )
+
+    def _helped_by(self, setup: TwoServerSetup) -> HelperCourse:
+        """The helper's course; its model is a copy of the leader's before its first round."""
+        if self.helper_course is None:
+            self.helper_course = HelperCourse(self.plan, self.model.copy(), setup.helper_party)
+        return self.helper_course
+
+    def _signers(self, part: RoundPart) -> Mapping[ClientId, Identity | None]:
+        """Signing keys by name, where there are any; between two servers everybody has one."""
+        if self.two_server is not None:
+            return identities(part.named, self._entropy, self.plan.federation)
+        return {name: self.participants[client].identity for name, client in part.named.items()}
+
+    def _client(
+        self,
+        drawn: DrawnRound,
+        part: RoundPart,
+        name: ClientId,
+        signers: Mapping[ClientId, Identity | None],
+    ) -> RoundClient:
+        party = ClientParty(
+            local=self.participants[part.named[name]].local,
+            entropy=self._entropy,
+            identity=signers[name],
+            servers=None if self.two_server is None else self.two_server.servers,
+        )
+        return schemes.of(part.plan).roles.client(part.plan, drawn.round_id, name, party, None)
+
+    def _faults_of(self, part: RoundPart, faults: Sequence[Fault]) -> Sequence[Fault]:
+        plan, named = part.plan, part.named
+        if self.plan.grouped:
+            return [f for f in faults if isinstance(f, Reorder) or f.client in named]
+        if plan is self.plan:
+            return faults
+        # In the open there is one phase in which all can be missing; and of the masked no more may
+        # be than their smaller number bears.
+        gone = {c: left for c, left in dropouts(faults).items() if c in named}
+        masks = schemes.of(plan).masks
+        places = [
+            Drop(c, left.phase, stage=left.visit) if masks else Drop(c, "collect")
+            for c, left in gone.items()
+        ]
+        return places[: len(named) - plan.least_survivors]
+
+    def _is_real(self, round_id: RoundId) -> bool:
+        """Whether this round sends real messages.
+
+        One in which keys are made does so for all rounds that are written with them: a round with
+        real messages needs real keys.
+        """
+        plan, last = self.plan, self.plan.key_rounds
+        if last == 1 or self.two_server is None:
+            return plan.simulation.real(round_id)
+        held = self.two_server.leader_keys.latest()
+        first = round_id // last * last
+        begun = held is not None and first <= held.period
+        rounds = [round_id] if begun else range(round_id, first + last)
+        return any(plan.simulation.real(RoundId(each)) for each in rounds)
+
+    def _ideal(self, part: Subcohort, train: RoundTrainer) -> RoundResult:
+        """The round in memory; `RoundAborted` if too few answered."""
+        gone = dropouts(part.faults)
+        return run_ideal(part.server, part.clients, train, gone, part.helper)
+
+    def _carried(
+        self, part: Subcohort, train: RoundTrainer, training: TrainingOutcome
+    ) -> Iterator[Event]:
+        """The round with real messages; `RoundAborted` if too few answered."""
+        server, clients, named, watch = part.server, part.clients, part.named, part.watch
+        phase_ends: list[PhaseEnd] = []
+
+        def on_phase(phase_end: PhaseEnd) -> None:
+            watch.on_phase(phase_end)
+            phase_ends.append(phase_end)
+
+        first_messages = {c: client.start() for c, client in clients.items()}
+        simulator = watch.simulator = Simulator(
+            server,
+            clients,
+            first_messages,
+            helper=part.helper,
+            greeting=server.start(),
+            faults=part.faults,
+            work=between_messages(clients, train, lambda c: training.seconds.get(named[c], 0.0)),
+            ending=server.farewell,
+            views=self.views,
+            on_phase=on_phase,
+        )
+        outcome = simulator.run()
+        watch.finish()
+        for h in phase_ends:
+            yield PhaseClosed(
+                round_id=server.round_id,
+                phase=h.phase,
+                visit=h.visit,
+                time=h.time,
+                answered=h.answered,
+                missing=tuple(int(c) for c in h.missing),
+            )
+        if outcome.aborted is not None:
+            raise outcome.aborted

@@ -1,0 +1,93 @@
+"""Two servers in one process: their keys, and every client's, for a simulated federation.
+
+In a deployment the servers are run by two parties that do not collude, and their public keys are
+pinned in every client; here both sets of keys follow from the run's entropy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tessera.crypto.entropy import Entropy, SystemEntropy
+from tessera.crypto.keys import SealingKey, SigningKey
+from tessera.crypto.prg import Label
+from tessera.ids import HELPER, SERVER
+from tessera.protocols.two_server.key_period import KeyStore, MemoryStore
+from tessera.protocols.two_server.params import Servers
+from tessera.protocols.two_server.read.row_tags import RowTagCache
+from tessera.protocols.two_server.replay_guard import MemoryReplayGuard, ReplayGuard
+from tessera.protocols.two_server.workers import Workers
+from tessera.rounds.roles import HelperParty, ServerParty
+from tessera.rounds.two_server.helper import HelperKeys
+from tessera.simulation.owner_only import write_owner_only
+
+
+@dataclass(slots=True)
+class TwoServerSetup:
+    """Both servers' keys, what the helper remembers for ever, and what saves each some work."""
+
+    leader: SigningKey = field(repr=False)
+    helper: HelperKeys = field(repr=False)
+    replay_guard: ReplayGuard = field(default_factory=MemoryReplayGuard)
+    leader_row_tags: RowTagCache = field(default_factory=RowTagCache, repr=False)
+    helper_row_tags: RowTagCache = field(default_factory=RowTagCache, repr=False)
+    leader_keys: KeyStore = field(default_factory=MemoryStore, repr=False)
+    helper_keys: KeyStore = field(default_factory=MemoryStore, repr=False)
+    entropy: Entropy = field(default_factory=SystemEntropy, repr=False)
+    workers: Workers | None = None
+
+    @classmethod
+    def of(
+        cls, entropy: Entropy, federation: str, workers: Workers | None = None
+    ) -> TwoServerSetup:
+        """With keys that follow from the entropy."""
+
+        def secret(name: str, what: str) -> Any:
+            return entropy.secret(Label.SERVER_KEY, federation, name, what)
+
+        return cls(
+            SigningKey.from_secret(secret(SERVER, "sign")),
+            HelperKeys(
+                SigningKey.from_secret(secret(HELPER, "sign")),
+                SealingKey.from_secret(secret(HELPER, "box")),
+            ),
+            entropy=entropy,
+            workers=workers,
+        )
+
+    @property
+    def leader_party(self) -> ServerParty:
+        return ServerParty(
+            entropy=self.entropy,
+            servers=self.servers,
+            key=self.leader,
+            workers=self.workers,
+            row_tags=self.leader_row_tags,
+            key_store=self.leader_keys,
+        )
+
+    @property
+    def helper_party(self) -> HelperParty:
+        return HelperParty(
+            entropy=self.entropy,
+            servers=self.servers,
+            keys=self.helper,
+            replay_guard=self.replay_guard,
+            workers=self.workers,
+            row_tags=self.helper_row_tags,
+            key_store=self.helper_keys,
+        )
+
+    @property
+    def servers(self) -> Servers:
+        """What is pinned in every client."""
+        return Servers(
+            leader=self.leader.public, helper=self.helper.signing.public, box=self.helper.box.public
+        )
+
+
+def write_box_key(path: Path, setup: TwoServerSetup) -> None:
+    """The helper's unsealing key, for audits of its view. In simulated runs only."""
+    write_owner_only(path, setup.helper.box.secret.reveal())

@@ -1,0 +1,170 @@
+"""Recorded views: everything each party saw, in one file per party, for attacks and audits.
+
+A view is JSON lines: time, direction, the other party, the kind of message, and its bytes. It has
+everything a party sent and received and no other secrets, so it is as confidential as the round.
+Files are readable by their owner only.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from tessera.errors import ConfigError, MisuseError
+from tessera.ids import Party
+from tessera.simulation.run_shapes import misfit
+
+_SHAPE: Final[dict[str, Any]] = {
+    "time": float,
+    "direction": str,
+    "other": int | str,
+    "kind": str,
+    "data": str,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ViewEntry:
+    """One message as one party saw it: `direction` is "sent" or "received"."""
+
+    time: float
+    direction: str
+    other: Party
+    kind: str
+    data: bytes = field(repr=False)
+
+
+class Views:
+    """What every party of a run saw, in the order it saw it."""
+
+    def __init__(self) -> None:
+        self.by_party: dict[Party, list[ViewEntry]] = {}
+
+    def add(
+        self, time: float, sender: Party, receiver: Party, kind: str, data: bytes, *, arrived: bool
+    ) -> None:
+        """Record a message at its sender, or at its receiver once it has arrived."""
+        party, other = (receiver, sender) if arrived else (sender, receiver)
+        entry = ViewEntry(time, "received" if arrived else "sent", other, kind, data)
+        self.by_party.setdefault(party, []).append(entry)
+
+    def write(self, folder: Path) -> list[Path]:
+        """One file per party; an existing folder with views in it is not overwritten."""
+        _make_room(folder)
+        paths = []
+        for party, seen in sorted(self.by_party.items(), key=lambda item: str(item[0])):
+            path = folder / _file_name(party)
+            with open(path, "x", opener=_for_the_owner) as file:
+                file.writelines(_line(entry) for entry in seen)
+            paths.append(path)
+        return paths
+
+
+class StreamedViews(Views):
+    """Views written while the run goes on, so that memory stays that of one message.
+
+    Only the parties asked for are kept (all, if none are named). To be closed after the run, or
+    used in a `with` statement.
+    """
+
+    def __init__(self, folder: Path, parties: Collection[Party] | None = None) -> None:
+        super().__init__()
+        _make_room(folder)
+        self._folder, self._parties = folder, parties
+        self._files: dict[Party, TextIO] = {}
+
+    def add(
+        self, time: float, sender: Party, receiver: Party, kind: str, data: bytes, *, arrived: bool
+    ) -> None:
+        party, other = (receiver, sender) if arrived else (sender, receiver)
+        if self._parties is not None and party not in self._parties:
+            return
+        if party not in self._files:
+            path = self._folder / _file_name(party)
+            self._files[party] = open(path, "x", opener=_for_the_owner)
+        entry = ViewEntry(time, "received" if arrived else "sent", other, kind, data)
+        self._files[party].write(_line(entry))
+
+    def write(self, folder: Path) -> list[Path]:
+        raise MisuseError("these views are written already, as they came")
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def __enter__(self) -> StreamedViews:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class RoundViews(Views):
+    """Views that are looked at while the run goes on and not written: memory is that of one round.
+
+    Only the parties asked for are kept.
+    """
+
+    def __init__(self, parties: Collection[Party]) -> None:
+        super().__init__()
+        self._parties = frozenset(parties)
+
+    def add(
+        self, time: float, sender: Party, receiver: Party, kind: str, data: bytes, *, arrived: bool
+    ) -> None:
+        if (receiver if arrived else sender) in self._parties:
+            super().add(time, sender, receiver, kind, data, arrived=arrived)
+
+    def taken(self, party: Party) -> list[ViewEntry]:
+        """What a party has seen since this was last asked."""
+        return self.by_party.pop(party, [])
+
+
+def _make_room(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if any(folder.glob("*.view.jsonl")):
+        raise ConfigError(
+            f"{folder} holds recorded views already", hint="name another folder, or remove it"
+        )
+
+
+def _file_name(party: Party) -> str:
+    name = party if isinstance(party, str) else f"client-{party}"
+    return f"{name}.view.jsonl"
+
+
+def _line(entry: ViewEntry) -> str:
+    fields = {
+        "time": entry.time,
+        "direction": entry.direction,
+        "other": entry.other,
+        "kind": entry.kind,
+        "data": base64.b64encode(entry.data).decode(),
+    }
+    return json.dumps(fields) + "\n"
+
+
+def _for_the_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, mode=0o600)
+
+
+def read(path: Path) -> Iterator[ViewEntry]:
+    """A recorded view, entry by entry."""
+    with path.open() as lines:
+        for line in lines:
+            entry = json.loads(line)
+            wrong = misfit(entry, _SHAPE) if isinstance(entry, dict) else "it"
+            if wrong is not None:
+                raise ValueError(f"{wrong} is not of the type that a view has")
+            yield ViewEntry(
+                entry["time"],
+                entry["direction"],
+                entry["other"],
+                entry["kind"],
+                base64.b64decode(entry["data"]),
+            )

@@ -1,0 +1,157 @@
+"""A party with more messages than one request holds sends all without waiting in between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, cast
+
+import pytest
+
+pytest.importorskip("uvicorn")
+
+import httpx
+
+from rounds.population import plan
+from services.service_lab import Lab
+from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
+from tessera.plan import ServicePlan, TwoServerPlan
+from tessera.runs.logs import JsonLog
+from tessera.services.http import requests as parcel
+from tessera.services.http.app import LeaderApp, create_app
+from tessera.services.http.committed import CommittedOutcomes
+from tessera.services.http.conductor import Conductor
+from tessera.services.http.dialer import Dialer
+from tessera.services.http.line import HttpAnswer, LeaderLine
+from tessera.services.http.requests import RequestChecker
+from tessera.services.http.shared_steps import SharedSteps
+from tessera.services.keyring import Directory, Keyring
+
+BUNDLE: Final = b"b" * 32
+QUIET: Final = JsonLog("", quiet=True)
+PATIENT: Final = ServicePlan(join=600.0, phase=600.0, poll=600.0, request=600.0)
+"""No round ends because somebody has waited for so long."""
+PARCEL: Final = 2
+PLAN: Final = plan("two-server", cohort=9, two_server=TwoServerPlan(domain="whole", write="dpf"))
+"""A helper with over four parcels at once, as with 300 clients and 64 messages a parcel."""
+
+
+class MemoryLine:
+    """A line to an app in this process."""
+
+    def __init__(self, http: httpx.AsyncClient, requests: list[str]) -> None:
+        self._http, self._requests = http, requests
+
+    async def ask(self, method: str, target: str, headers: Any, body: bytes = b"") -> HttpAnswer:
+        self._requests.append(target)
+        found = await self._http.request(method, target, headers=headers, content=body)
+        return HttpAnswer(found.status_code, dict(found.headers), found.content)
+
+
+class Deployed:
+    """Leader, helper and clients of a lab at their lines, without sockets."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.waits: list[tuple[Party, int]] = []
+        """Who was held, and how many messages it had on its way that the leader did not have."""
+        self.requests: dict[Party, list[str]] = {}
+
+    def keyring(self, party: Party) -> Keyring:
+        assert self.lab.two is not None
+        if party == HELPER:
+            key = self.lab.two.helper.signing
+        else:
+            key = self.lab.signers[cast(ClientId, party)].key
+        return cast(Keyring, SimpleNamespace(signing=key, directory=SimpleNamespace(bundle=BUNDLE)))
+
+    @contextlib.contextmanager
+    def app(self, loop: asyncio.AbstractEventLoop) -> Iterator[LeaderApp]:
+        """The leader, whose journal is opened in the conductor's thread."""
+        lab = self.lab
+        assert lab.two is not None
+        lab.parties.pop(SERVER).journal.close()
+
+        def load() -> Any:
+            lab.start(SERVER)
+            return lab.leader
+
+        def on_step(*what: Any) -> None:
+            loop.call_soon_threadsafe(app.after_step, *what)
+
+        conductor = Conductor(
+            load, PATIENT, rounds=1, on_step=on_step, on_fatal=lambda: None, log=QUIET
+        )
+        directory = Directory(
+            BUNDLE, lab.two.servers, {c: lab.signers[c].key.public for c in lab.cohort}
+        )
+        app = LeaderApp(
+            conductor,
+            RequestChecker(directory, BUNDLE),
+            lambda: CommittedOutcomes(lab.leader.journal.path),
+            PATIENT,
+        )
+        wait = app._wait
+
+        async def waited(peer: Party, until: float) -> bool:
+            self.waits.append((peer, self.untaken(peer)))
+            if self.waits[-1][1]:
+                return False  # as if its poll were over
+            return await wait(peer, until)
+
+        app._wait = waited  # type: ignore[method-assign]
+        conductor.start()
+        try:
+            yield app
+        finally:
+            conductor.stop()
+            conductor.join()
+            assert conductor.fatal is None, conductor.fatal
+
+    def untaken(self, peer: Party) -> int:
+        link, theirs = self.lab.parties[peer].link, self.lab.leader.links[peer]
+        return link.sent - theirs.received if link.round_id == theirs.round_id else 0
+
+    async def run(self) -> None:
+        with self.app(asyncio.get_running_loop()) as app:
+            while app._conductor.leader is None:
+                await asyncio.sleep(0.01)
+            transport = httpx.ASGITransport(create_app(app))
+            with contextlib.ExitStack() as stack:
+                async with (
+                    httpx.AsyncClient(
+                        transport=transport, base_url="http://leader", timeout=None
+                    ) as http,
+                    asyncio.TaskGroup() as group,
+                ):
+                    for party in (HELPER, *self.lab.cohort):
+                        member = self.lab.parties[party]
+                        steps = SharedSteps([member], 0.01, QUIET)
+                        stack.callback(steps.close)
+                        line = MemoryLine(http, self.requests.setdefault(party, []))
+                        made = Dialer(
+                            member,
+                            self.keyring(party),
+                            cast(LeaderLine, line),
+                            PATIENT,
+                            QUIET,
+                            steps,
+                        )
+                        group.create_task(made.run())
+
+
+def test_a_helper_with_many_parcels_is_never_held_with_one_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parcel, "MOST_MESSAGES", PARCEL)
+    lab = Lab(PLAN, tmp_path / "lab")
+    deployed = Deployed(lab)
+    asyncio.run(asyncio.wait_for(deployed.run(), 120))
+    assert '"survivors": 9' in lab.leader.outcome(RoundId(0))
+    assert [untaken for _, untaken in deployed.waits if untaken] == []
+    with_more = [target for target in deployed.requests[HELPER] if "more=1" in target]
+    assert len(with_more) >= PLAN.cohort // PARCEL
+    lab.close()
