@@ -45,8 +45,7 @@ from benchmarks import machine
 from benchmarks.peers import PeerFailed, PeerMissing, flwr_cohort, pfl_cohort
 from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
-from tessera.learning.bound_model import BoundModel
-from tessera.learning.declaration import Derived, Local, Table
+from tessera.learning.bound_model import BoundModel, Derived, Local, Table
 from tessera.learning.models.din import DIN
 from tessera.learning.models.next_word import NextWord
 from tessera.learning.module_tables import Tables

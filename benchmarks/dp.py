@@ -48,11 +48,11 @@ from tessera.crypto import noise
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.prg import Label
 from tessera.data.examples import Examples
-from tessera.learning.declaration import Table
+from tessera.learning.bound_model import Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.tables.submodel import Submodel, TablePart
 from tessera.learning.training.local import Job
-from tessera.learning.training.noisy.steps import EachExample, NoisySteps
+from tessera.learning.training.noisy_steps import EachExample, NoisySteps
 from tessera.learning.training.settings import LocalTraining
 from tessera.learning.training.vectorised import best
 from tessera.learning.training.vectorised.noisy import NoisyVectorised, best_noisy

@@ -31,7 +31,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import machine
-from tessera.data import files
+from tessera.data import published
 
 FORMS: Final = ("csv", "parquet", "pandas", "polars", "datasets")
 BASELINE: Final = "line by line"
@@ -85,7 +85,7 @@ def prepared(form: str, folder: Path) -> Any:
 def by_columns(source: Any) -> list[np.ndarray[Any, Any]]:
     """Ours."""
     from tessera.data import columns, values
-    from tessera.data.bad_lines import BadLines
+    from tessera.data.columns import BadLines
 
     table = columns.read(source, ["user", "item", "time", "label"], distinct=["time"])
     bad = BadLines(table)
@@ -103,7 +103,7 @@ def by_lines(source: Path) -> list[np.ndarray[Any, Any]]:
     """The baseline: the reader of before, with the checks that it made of every line."""
     columns: list[list[str]] = [[] for _ in range(4)]
     places: list[int] = []
-    reader = csv.reader((line + "\n" for _, line in files.lines(source)), strict=True)
+    reader = csv.reader((line + "\n" for _, line in published.lines(source)), strict=True)
     width = len(next(reader))
     for fields in reader:
         if len(fields) != width:

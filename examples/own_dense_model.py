@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 import tessera
-from tessera.data.classes import spread_evenly
 from tessera.data.examples import Examples
+from tessera.data.split import spread_evenly
 from tessera.learning.metrics import ClassMetric
 from tessera.learning.training.local import class_loss
 

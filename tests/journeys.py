@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from tessera.cli import main as cli
-from tessera.data.speakers_like import speakers_like
+from tessera.data.speech import speakers_like
 
 ROOT = Path(__file__).parents[1]
 

@@ -29,7 +29,7 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError
 from tessera.learning.metrics import averages
-from tessera.learning.setup import SetupResult
+from tessera.learning.task_setup import SetupResult
 from tessera.learning.training.vectorised.learner import single_threaded
 from tessera.plan import Crypto, Plan, PrivacyPlan, Scheme, SecurityPlan, SimulationPlan, TaskPlan
 from tessera.privacy.masks import indicator

@@ -32,8 +32,7 @@ from tessera.crypto.forest import Forest, Values
 from tessera.crypto.group import Group, Words
 from tessera.crypto.ring import Ring
 from tessera.ids import ClientId, Party
-from tessera.learning.tables.lazy_table import LazyTable
-from tessera.learning.tables.stored import StoredTable
+from tessera.learning.tables.table import LazyTable, StoredTable
 from tessera.plan.plan import Plan
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.machine import Outbound

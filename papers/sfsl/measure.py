@@ -2,7 +2,7 @@
 
 Niu et al. 2020, section 6: 100 clients a round, 301 items each of 143,534, categories that follow
 from the items, 18 columns, 64,327 dense parameters, updates of 2^15 levels. The holdings are
-synthetic, with the papers' distribution (`tessera.data.holdings`). Training returns constants and
+synthetic, with the papers' distribution (`papers.sfsl.holdings`). Training returns constants and
 is not part of any figure; everything else is the real roles exchanging their real messages.
 Secrets are scripted, so that the bytes of a setting are the same in every run.
 
@@ -28,16 +28,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from papers.sfsl.holdings import Market
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.data.holdings import Market
 from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.learning.tables.derived_map import DerivedMap
 from tessera.learning.tables.initial import Uniform
-from tessera.learning.tables.lazy_table import LazyTable
-from tessera.learning.tables.spec import TableSpec
-from tessera.learning.tables.stored import StoredTable
+from tessera.learning.tables.spec import DerivedMap, TableSpec
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
+from tessera.learning.tables.table import LazyTable, StoredTable
 from tessera.plan import DPPlan, ModelPlan, Plan, Precision, PrivacyPlan, TablePlan, UnionPlan
 from tessera.privacy.index.period import MemoryPeriods, PeriodStore, SqlitePeriods
 from tessera.protocols.union.choice import EncodingChoice

@@ -26,7 +26,7 @@ from papers.cells import Cell, Request
 from papers.subject_dp.market import DELTA, EPSILONS, NO_NOISE, SEEDS, summed
 from tessera.data.taobao_like import taobao_like
 from tessera.learning.averaging import Average, ServerStep
-from tessera.learning.declaration import Derived, Table
+from tessera.learning.bound_model import Derived, Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan import DPPlan, NoiseFrom, NoisyRows, Plan, Scheme, SimulationPlan, UpdatePlan

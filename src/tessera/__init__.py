@@ -25,7 +25,7 @@ from tessera.errors import (
 if TYPE_CHECKING:
     from tessera import tasks
     from tessera.api import Comparison, Run, compare, simulate
-    from tessera.learning.declaration import Derived, Local, Table
+    from tessera.learning.bound_model import Derived, Local, Table
     from tessera.learning.module_tables import Tables
     from tessera.learning.saved import load
     from tessera.learning.softmax import Softmax
@@ -58,11 +58,11 @@ __all__ = [
 
 _ELSEWHERE: Final = {
     "Comparison": "tessera.api",
-    "Derived": "tessera.learning.declaration",
-    "Local": "tessera.learning.declaration",
+    "Derived": "tessera.learning.bound_model",
+    "Local": "tessera.learning.bound_model",
     "Plan": "tessera.plan",
     "Softmax": "tessera.learning.softmax",
-    "Table": "tessera.learning.declaration",
+    "Table": "tessera.learning.bound_model",
     "Run": "tessera.api",
     "Tables": "tessera.learning.module_tables",
     "Task": "tessera.tasks",

@@ -22,7 +22,9 @@ Messages give round, phase, peer, what came and what was due, and never the payl
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from tessera.ids import ClientId, RoundId
@@ -152,3 +154,12 @@ class TrailingBytes(WireError):
 
 class Malformed(WireError):
     """A field holds a value its type does not allow, such as an unsorted set."""
+
+
+def closest(wanted: str, names: Iterable[str]) -> str:
+    """A hint for a misspelt name: the one that was meant, or those there are."""
+    known = sorted(names)
+    close = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"there are: {', '.join(known) or 'none'}"

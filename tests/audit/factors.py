@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tessera.learning.ratings import BIAS_SHARE
+from tessera.learning.rating_models import BIAS_SHARE
 from tessera.learning.training.settings import LocalTraining
 
 TRAINING = LocalTraining(batch=1, rate=0.5, table_rate=0.2, decay=1.0, weight_decay=0.1)

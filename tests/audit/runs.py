@@ -9,9 +9,9 @@ import numpy as np
 
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.learning.tables.lazy_table import LazyTable
 from tessera.learning.tables.spec import TableSpec
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
+from tessera.learning.tables.table import LazyTable
 from tessera.plan import ModelPlan, Plan, PrivacyPlan, Scheme, SecurityPlan, TablePlan, UnionPlan
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import MemoryPeriods

@@ -34,8 +34,7 @@ from tessera.data.examples import SUBJECT as PERSON
 from tessera.data.examples import Examples
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.training.local import PreparedJob
-from tessera.learning.training.noisy.client import NoisyClient
-from tessera.learning.training.noisy.steps import NoisySteps, StepBatch
+from tessera.learning.training.noisy_steps import NoisyClient, NoisySteps, StepBatch
 from tessera.learning.training.vectorised import noisy as vectorised
 from tessera.learning.training.vectorised.noisy import NoisyVectorised
 from tessera.privacy.dp.guarantee import Observer, Unit

@@ -21,7 +21,7 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.examples import NONE, ClientData, Examples
 from tessera.data.taobao_like import taobao_like
 from tessera.ids import ClientId, RoundId
-from tessera.learning.declaration import Derived, Local, Table
+from tessera.learning.bound_model import Derived, Local, Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.tables.submodel import ModelUpdate, Submodel
 from tessera.learning.training.local import Job

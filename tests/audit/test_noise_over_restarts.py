@@ -29,7 +29,7 @@ from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
-from tessera.learning.quantize import signed
+from tessera.learning.compression import signed
 from tessera.plan import DPPlan, NoiseFrom, Plan, SimulationPlan, UpdatePlan
 from tessera.protocols.two_server.write import sums
 from tessera.protocols.two_server.write.messages import OpenedSum

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from audit.factors import TRAINING, Rater
 from tessera.audit.ratings.gradient import Profile, Upload, bias_before, on_scale, solve
-from tessera.learning.ratings import BIAS_SHARE
+from tessera.learning.rating_models import BIAS_SHARE
 from tessera.learning.training.settings import LocalTraining
 
 MEAN = 3.5

@@ -9,7 +9,7 @@ from own_secrets import secret_of
 from runs import raters
 from tessera.audit.ratings.unmask import best, unmasked
 from tessera.learning.models.masked import MaskTraining, fit
-from tessera.learning.ratings import INTERCEPT
+from tessera.learning.rating_models import INTERCEPT
 
 
 def test_the_map_is_the_inverse_of_a_ridge_regression() -> None:

@@ -14,8 +14,8 @@ from tessera.audit.record import Record
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import SERVER, ClientId
-from tessera.learning.tables.lazy_table import LazyTable
 from tessera.learning.tables.spec import TableSpec
+from tessera.learning.tables.table import LazyTable
 from tessera.plan import Plan, Scheme
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.rounds.local_state import LocalState

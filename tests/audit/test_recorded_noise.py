@@ -20,7 +20,7 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.noise import discrete_gaussian
 from tessera.crypto.prg import Label, Stream
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
-from tessera.learning.quantize import signed
+from tessera.learning.compression import signed
 from tessera.plan import DPPlan, NoiseFrom, Plan, UpdatePlan
 from tessera.protocols.two_server.write import sums
 from tessera.protocols.two_server.write.messages import OpenedSum

@@ -22,7 +22,7 @@ from tessera.cli.export import export
 from tessera.data.examples import LABEL
 from tessera.errors import ConfigError
 from tessera.learning.architecture import build
-from tessera.learning.declaration import Local, Table
+from tessera.learning.bound_model import Local, Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.saved import ABOUT, STATE, load
 from tessera.learning.scores import auc, evaluate

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.data import files
+from tessera.data import published
 from tessera.errors import ConfigError
 
-SOURCE = files.Source(
+SOURCE = published.Source(
     title="Synthetic Ratings",
     publisher="Nobody in particular",
     page="example page",
@@ -31,7 +31,7 @@ def written(folder: Path, text: str | bytes, name: str = "numbers.dat") -> Path:
 
 
 def read(path: Path, columns: int = 3, separator: str = ",") -> list[list[int]]:
-    kept = files.integers(path, separator=separator, columns=columns, keep=range(columns))
+    kept = published.integers(path, separator=separator, columns=columns, keep=range(columns))
     return np.stack(kept, axis=1).tolist()
 
 
@@ -91,7 +91,7 @@ def test_numbers_come_back_as_written(tmp_path_factory, rows, separator, end, si
     path = written(tmp_path_factory.mktemp("f"), text)
     assert read(path, 2, separator) == rows
     # And in pieces of any size: the lines and their numbers do not depend on it.
-    pieces = list(files.blocks(path, size=size))
+    pieces = list(published.blocks(path, size=size))
     assert (
         b"".join(piece.data for piece in pieces).decode()
         == text.replace("\r\n", "\n").rstrip("\n") + "\n"
@@ -128,8 +128,8 @@ def test_a_broken_line_is_named(tmp_path, text, match):
 
 
 def test_the_line_is_counted_from_the_top_of_the_file_whatever_the_block(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_BLOCK", 16)
-    monkeypatch.setattr(files.blocks, "__kwdefaults__", {"size": 16})
+    monkeypatch.setattr(published, "_BLOCK", 16)
+    monkeypatch.setattr(published.blocks, "__kwdefaults__", {"size": 16})
     good = "".join(f"{n},{n},{n}\n" for n in range(100))
     with pytest.raises(ConfigError, match="line 101: column 3"):
         read(written(tmp_path, good + "1,2,oh\n"))
@@ -164,43 +164,44 @@ def test_what_cannot_be_read_is_named(tmp_path):
 def test_words_become_their_places_and_others_are_refused(tmp_path):
     path = written(tmp_path, "1,look,2\n1,buy,2\n1,look,2\n")
     words = {1: ("look", "buy")}
-    (found,) = files.integers(path, separator=",", columns=3, keep=(1,), words=words)
+    (found,) = published.integers(path, separator=",", columns=3, keep=(1,), words=words)
     assert found.tolist() == [0, 1, 0]
     written(tmp_path, "1,look,2\n1,loo,2\n")
     with pytest.raises(ConfigError, match="line 2: column 2: 'loo' is none of"):
-        files.integers(path, separator=",", columns=3, keep=(1,), words=words)
+        published.integers(path, separator=",", columns=3, keep=(1,), words=words)
 
 
 def test_an_optional_column_may_be_empty_or_null_and_a_column_left_aside_anything(tmp_path):
     path = written(tmp_path, "1,,a\n2,NULL,b\n3,7,\n")
-    kept = files.integers(path, separator=",", columns=3, keep=(0, 1), optional=(1,))
+    kept = published.integers(path, separator=",", columns=3, keep=(0, 1), optional=(1,))
     assert [column.tolist() for column in kept] == [[1, 2, 3], [-1, -1, 7]]
 
 
 def test_joined_lists_are_split(tmp_path):
     path = written(tmp_path, "1\t5,6,7\n2\t0\n3\t8,9\n")
-    (cells,) = files.table(path, separator="\t", columns=2)
+    (cells,) = published.table(path, separator="\t", columns=2)
     values, counts = cells.lists(1)
     assert values.tolist() == [5, 6, 7, 0, 8, 9]
     assert counts.tolist() == [3, 1, 2]
     with pytest.raises(ConfigError, match="line 2: column 2: '' is not"):
-        next(files.table(written(tmp_path, "1\t5\n1\t5,,6\n"), separator="\t", columns=2)).lists(1)
+        path = written(tmp_path, "1\t5\n1\t5,,6\n")
+        next(published.table(path, separator="\t", columns=2)).lists(1)
 
 
 def test_a_header_is_checked_and_skipped(tmp_path):
     path = written(tmp_path, "\ufeffa,b\n1,2\nx,4\n")  # with the mark some editors write first
     with pytest.raises(ConfigError, match="line 3: column 1"):
-        files.integers(path, separator=",", columns=2, keep=(0,), header="a,b")
+        published.integers(path, separator=",", columns=2, keep=(0,), header="a,b")
     with pytest.raises(ConfigError, match="line 1: the header is not 'b,a'"):
-        files.integers(path, separator=",", columns=2, keep=(0,), header="b,a")
+        published.integers(path, separator=",", columns=2, keep=(0,), header="b,a")
     with pytest.raises(ConfigError, match="empty"):
-        files.integers(
+        published.integers(
             written(tmp_path, "a,b\n"), separator=",", columns=2, keep=(0,), header="a,b"
         )
 
 
 def test_text_of_another_encoding_is_named_with_its_line(tmp_path):
     path = written(tmp_path, "one\ntwo\nthr\u00e9e\n".encode("latin-1"))
-    assert [text for _, text in files.lines(path, encoding="latin-1")][2] == "thr\u00e9e"
+    assert [text for _, text in published.lines(path, encoding="latin-1")][2] == "thr\u00e9e"
     with pytest.raises(ConfigError, match="line 3: not utf-8 text"):
-        list(files.lines(path))
+        list(published.lines(path))

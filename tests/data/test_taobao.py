@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from own_secrets import secret_of
-from tessera.data import files
+from tessera.data import published as files
 from tessera.data.negatives import draw
 from tessera.data.taobao import END, FIRST, taobao
 from tessera.errors import ConfigError

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tessera import tasks
-from tessera.data.plays import plays, speeches
-from tessera.data.words import spoken, words_of
+from tessera.data.speech import plays, speeches, spoken, words_of
 from tessera.errors import ConfigError
 
 PLAY = """\tA PLAY

@@ -15,12 +15,10 @@ from torch.func import functional_call
 
 from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.bound_model import BoundModel
-from tessera.learning.declaration import Derived, Local, Table
+from tessera.learning.bound_model import BoundModel, Derived, Local, Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.tables.initial import Given, Normal
-from tessera.learning.tables.lazy_table import LazyTable
-from tessera.learning.tables.stored import DenseTable
+from tessera.learning.tables.table import DenseTable, LazyTable
 
 ITEMS, CATEGORIES, USERS, WIDTH = 30, 5, 8, 3
 CATEGORY_OF = (np.arange(ITEMS) * 7) % CATEGORIES

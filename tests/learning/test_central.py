@@ -15,14 +15,13 @@ from torch.nn import functional as F
 from tessera.crypto.secret import Secret
 from tessera.data.examples import ClientData, Examples
 from tessera.errors import ConfigError
-from tessera.learning.bound_model import BoundModel
-from tessera.learning.declaration import Local, Table
+from tessera.learning.bound_model import BoundModel, Local, Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.scores import auc, evaluate
 from tessera.learning.tables.initial import Normal
-from tessera.learning.tables.lazy_table import LazyTable
-from tessera.learning.training.central import CentralTrainer, round_size
+from tessera.learning.tables.table import LazyTable
 from tessera.learning.training.local import order
+from tessera.learning.training.pooled import CentralTrainer, round_size
 from tessera.learning.training.settings import LocalTraining
 
 torch.set_num_threads(1)

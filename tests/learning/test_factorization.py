@@ -11,10 +11,10 @@ from torch.func import functional_call, grad
 from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.declaration import Local, Table
+from tessera.learning.bound_model import Local, Table
 from tessera.learning.models.factorization import Factorization, Factorizer, rating_loss
 from tessera.learning.module_tables import Tables
-from tessera.learning.ratings import BIAS_SHARE
+from tessera.learning.rating_models import BIAS_SHARE
 from tessera.learning.tables.submodel import Submodel, TablePart
 from tessera.learning.training.local import Job
 from tessera.learning.training.settings import LocalTraining

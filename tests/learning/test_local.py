@@ -21,8 +21,7 @@ from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.bound_model import BoundModel
-from tessera.learning.declaration import Derived, Local, Table
+from tessera.learning.bound_model import BoundModel, Derived, Local, Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.tables.submodel import Submodel, TablePart
 from tessera.learning.training.local import (

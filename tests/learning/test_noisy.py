@@ -23,10 +23,16 @@ from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.tables.submodel import ModelUpdate, TableUpdate
 from tessera.learning.training.local import Job, PreparedJob, Trained, click_loss
-from tessera.learning.training.noisy.client import NoisyClient, at_hand
-from tessera.learning.training.noisy.local import NoisySequential
-from tessera.learning.training.noisy.steps import EachExample, NoisySteps, StepBatch
-from tessera.learning.training.noisy.user import clipped_update, noisy_update
+from tessera.learning.training.noisy_local import NoisySequential
+from tessera.learning.training.noisy_steps import (
+    EachExample,
+    NoisyClient,
+    NoisySteps,
+    StepBatch,
+    at_hand,
+    clipped_update,
+    noisy_update,
+)
 from tessera.learning.training.settings import LocalTraining
 from tessera.learning.training.vectorised import noisy as vectorised
 from tessera.learning.training.vectorised import step as step_module

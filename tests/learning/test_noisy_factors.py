@@ -18,14 +18,17 @@ from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.data.examples import SUBJECT, Examples
 from tessera.errors import ConfigError
-from tessera.learning.declaration import Local, Table
-from tessera.learning.models.factorization import Factorization, rating_loss
+from tessera.learning.bound_model import Local, Table
+from tessera.learning.models.factorization import (
+    PENALTY,
+    Factorization,
+    NoisyFactorizer,
+    rating_loss,
+)
 from tessera.learning.module_tables import Tables
 from tessera.learning.tables.submodel import Submodel, TablePart
 from tessera.learning.training.local import Job, Trained
-from tessera.learning.training.noisy.client import NoisyClient
-from tessera.learning.training.noisy.factors import PENALTY, NoisyFactorizer
-from tessera.learning.training.noisy.steps import LEAST_NOISE, NoisySteps
+from tessera.learning.training.noisy_steps import LEAST_NOISE, NoisyClient, NoisySteps
 from tessera.learning.training.settings import LocalTraining
 from tessera.privacy.dp.guarantee import Observer, Unit
 from tessera.privacy.dp.mechanism import GaussianNoise

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tessera.crypto.prg import Stream
 from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.quantize import Quantizer, signed
+from tessera.learning.compression import Quantizer, signed
 
 COINS = Stream(bytes(16), bytes(8))
 

@@ -9,9 +9,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 from tessera.data.examples import ClientData, Examples
-from tessera.data.speakers_like import speakers_like
+from tessera.data.speech import speakers_like
 from tessera.errors import ConfigError
-from tessera.learning.ranking import (
+from tessera.learning.metrics import (
     POPULARITY,
     SUCCESSOR,
     RankMetric,

@@ -10,10 +10,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.declaration import Local, Table
+from tessera.learning.bound_model import Local, Table
 from tessera.learning.models.refitted import Refitted, Refitter
 from tessera.learning.module_tables import Tables
-from tessera.learning.ratings import BIAS_SHARE, INTERCEPT
+from tessera.learning.rating_models import BIAS_SHARE, INTERCEPT
 from tessera.learning.tables.submodel import Submodel, TablePart
 from tessera.learning.training.local import HomeFitting, Job
 from tessera.learning.training.settings import LocalTraining

@@ -13,11 +13,10 @@ from torch import nn
 from tessera.crypto.secret import Secret
 from tessera.data.examples import NONE, Examples
 from tessera.errors import ConfigError
-from tessera.learning.bound_model import BoundModel
-from tessera.learning.declaration import Table
+from tessera.learning.bound_model import BoundModel, Table
 from tessera.learning.module_tables import Tables
-from tessera.learning.training.noisy import row_cut
-from tessera.learning.training.noisy.row_cut import RowCut, first_of
+from tessera.learning.training import row_cut
+from tessera.learning.training.row_cut import RowCut, first_of
 
 ROWS = 12
 MARK = "mark"

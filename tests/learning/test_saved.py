@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning import saved
-from tessera.learning.declaration import Derived, Local, Table
+from tessera.learning.bound_model import Derived, Local, Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.predictor import Predictor
 from tessera.learning.saved import ABOUT, MAPS, STATE, load, save, state_of

@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.selection import (
+from tessera.learning.compression import (
+    LARGEST,
     ROWS,
     Cut,
+    Residual,
     TopBy,
     cuts,
     selected,
@@ -18,7 +20,6 @@ from tessera.learning.selection import (
     shapes_of,
     shapes_text,
 )
-from tessera.learning.training.residual import LARGEST, Residual
 
 UPDATES = st.lists(st.integers(-40, 40), min_size=12, max_size=12)
 

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 from tessera.crypto.secret import Secret
 from tessera.data.examples import ClientData, Examples
-from tessera.data.speakers_like import speakers_like
+from tessera.data.speech import speakers_like
 from tessera.errors import ConfigError
-from tessera.learning.declaration import Derived, Table
+from tessera.learning.bound_model import Derived, Table
+from tessera.learning.metrics import RankMetric
 from tessera.learning.models.next_word import NextWord
 from tessera.learning.module_tables import Tables
-from tessera.learning.ranking import RankMetric
 from tessera.learning.scores import evaluate
 from tessera.learning.softmax import CANDIDATES, Softmax, log_weights, ranked
 from tessera.learning.tables.submodel import Submodel, TablePart

@@ -23,10 +23,9 @@ from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
 from tessera.learning.tables import store as store_module
 from tessera.learning.tables.initial import Normal, Uniform, Zeros
-from tessera.learning.tables.lazy_table import LazyTable
 from tessera.learning.tables.spec import TableSpec
 from tessera.learning.tables.store import ModelStore
-from tessera.learning.tables.stored import DenseTable, StoredTable
+from tessera.learning.tables.table import DenseTable, LazyTable, StoredTable
 
 PLAN = bytes(range(32))
 LARGEST = 2**64 - 1
@@ -227,7 +226,7 @@ import os, signal, sqlite3, sys
 from pathlib import Path
 import numpy as np
 from tessera.learning.tables.store import ModelStore
-from tessera.learning.tables.lazy_table import LazyTable
+from tessera.learning.tables.table import LazyTable
 from tessera.learning.tables.spec import TableSpec
 
 path, deadly, when, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])

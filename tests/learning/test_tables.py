@@ -20,11 +20,9 @@ from scipy import stats
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.tables import initial as initial_module
 from tessera.learning.tables.arrays import Floats, Ids
-from tessera.learning.tables.derived_map import DerivedMap
 from tessera.learning.tables.initial import Distribution, Given, Normal, Uniform, Zeros
-from tessera.learning.tables.lazy_table import LazyTable
-from tessera.learning.tables.spec import TableSpec
-from tessera.learning.tables.stored import DenseTable, StoredTable
+from tessera.learning.tables.spec import DerivedMap, TableSpec
+from tessera.learning.tables.table import DenseTable, LazyTable, StoredTable
 
 LARGEST = 2**64 - 1
 DISTRIBUTIONS = [Zeros(), Uniform(0.25), Normal(0.01)]

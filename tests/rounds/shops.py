@@ -12,9 +12,9 @@ from rounds.population import DENSE, WIDTH, derived, plan, specs, sum_union
 from tessera.crypto.entropy import Entropy, ScriptedEntropy
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
 from tessera.learning.tables.initial import Uniform
-from tessera.learning.tables.lazy_table import LazyTable
 from tessera.learning.tables.spec import TableSpec
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
+from tessera.learning.tables.table import LazyTable
 from tessera.plan import Plan, TablePlan, TwoServerPlan
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.secagg.identity import identities

@@ -16,7 +16,7 @@ from contract import CHECKS, Case, Tape, Wake
 from rounds.population import DENSE, derived, holdings, plan, specs, trainer
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.ids import SERVER, ClientId, Party, RoundId
-from tessera.learning.tables.lazy_table import LazyTable
+from tessera.learning.tables.table import LazyTable
 from tessera.plan import DPPlan, NoiseFrom, Plan, UpdatePlan
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.machine import Left

@@ -15,8 +15,8 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import ConfigError, MisuseError, RoundAborted
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import ServerStep
-from tessera.learning.tables.lazy_table import LazyTable
 from tessera.learning.tables.store import ModelStore
+from tessera.learning.tables.table import LazyTable
 from tessera.plan import Plan, SimulationPlan
 from tessera.protocols.secagg.identity import identities
 from tessera.rounds import schemes

@@ -9,8 +9,8 @@ import numpy as np
 from rounds.population import DENSE, plan
 from tessera.ids import RoundId
 from tessera.learning.tables.initial import Uniform
-from tessera.learning.tables.lazy_table import LazyTable
 from tessera.learning.tables.spec import TableSpec
+from tessera.learning.tables.table import LazyTable
 from tessera.rounds.delivery import SentModel
 
 HUGE = 1 << 39

@@ -13,7 +13,7 @@ from tessera.crypto.entropy import RootedEntropy, ScriptedEntropy
 from tessera.crypto.noise import discrete_gaussian
 from tessera.crypto.prg import Label, Stream
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
-from tessera.learning.quantize import signed
+from tessera.learning.compression import signed
 from tessera.plan import DPPlan, NoiseFrom, Plan, SimulationPlan, UpdatePlan
 from tessera.privacy.dp.guarantee import Observer, Unit
 from tessera.privacy.dp.integer_noise import GaussianShares

@@ -18,8 +18,8 @@ from tessera import wire
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import ConfigError, PeerError, RoundAborted, ServerFault
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.learning.tables.lazy_table import LazyTable
 from tessera.learning.tables.submodel import ModelUpdate, TableUpdate
+from tessera.learning.tables.table import LazyTable
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.privacy.index.response import LEVELS
 from tessera.protocols.secagg import groups, masking

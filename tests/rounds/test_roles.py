@@ -13,7 +13,7 @@ from rounds.shops import Roles
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
-from tessera.learning.tables.lazy_table import LazyTable
+from tessera.learning.tables.table import LazyTable
 from tessera.plan import Plan, Scheme
 from tessera.rounds.client import ClientRound
 from tessera.rounds.server import ServerRound

@@ -18,7 +18,7 @@ from tessera.crypto.entropy import ScriptedEntropy, SystemEntropy
 from tessera.crypto.noise import discrete_gaussian
 from tessera.crypto.prg import Label
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.learning.quantize import signed
+from tessera.learning.compression import signed
 from tessera.plan import DPPlan, NoiseFrom, Plan, SimulationPlan, UpdatePlan
 from tessera.privacy.dp.guarantee import Observer, Unit
 from tessera.privacy.dp.mechanism import GaussianNoise

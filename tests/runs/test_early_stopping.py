@@ -14,7 +14,7 @@ from tessera.api import simulate
 from tessera.audit.canaries import Guessing
 from tessera.crypto.entropy import Entropy, ScriptedEntropy
 from tessera.data.examples import LABEL, ClientData, Examples
-from tessera.data.validation import with_validation
+from tessera.data.split import with_validation
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.metrics import ClickMetric

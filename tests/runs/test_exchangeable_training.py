@@ -49,7 +49,7 @@ from tessera.runs.learners import Trainer
 from tessera.runs.training import Training, complete
 from tessera.simulation.faults import Drop
 from tessera.tasks import Recommended, Task
-from tessera.tasks.classes import text_task
+from tessera.tasks.kinds import text_task
 
 CLIENTS, GROUP, ROUNDS = 8, 4, 2
 COHORT = GROUP  # so that sums over all clients are not over a cohort

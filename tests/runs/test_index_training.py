@@ -17,12 +17,12 @@ from tessera.crypto.secret import Secret
 from tessera.data.examples import NONE, ClientData, Examples
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
-from tessera.learning.declaration import Local, Table
+from tessera.learning.bound_model import Local, Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart
+from tessera.learning.training import row_cut
 from tessera.learning.training.local import Job, Trained
-from tessera.learning.training.noisy import row_cut
-from tessera.learning.training.noisy.local import NoisySequential
+from tessera.learning.training.noisy_local import NoisySequential
 from tessera.learning.training.vectorised.noisy import NoisyVectorised
 from tessera.plan import DPPlan, NoiseFrom, Plan, UnionPlan, UpdatePlan
 from tessera.rounds import dp

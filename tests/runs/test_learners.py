@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
-from tessera.data.speakers_like import speakers_like
+from tessera.data.speech import speakers_like
 from tessera.learning.module_tables import Tables
 from tessera.learning.tables.submodel import Submodel, TablePart
 from tessera.learning.training.local import Job, class_loss

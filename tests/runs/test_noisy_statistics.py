@@ -19,8 +19,8 @@ from tessera.crypto.ring import Ring
 from tessera.data.examples import LABEL, Examples
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
+from tessera.learning.compression import signed
 from tessera.learning.metrics import ClassMetric, ClickMetric, RatingMetric
-from tessera.learning.quantize import signed
 from tessera.plan import DPPlan, Plan, SimulationPlan
 from tessera.privacy.dp.accounting import epsilon as epsilon_of
 from tessera.privacy.dp.events import THE_METRICS, THE_SETUP_SUM

@@ -246,9 +246,8 @@ def test_clients_in_another_order_have_the_same_examples_if_their_secrets_go_wit
 
 NOBODYS: Final = {
     "data/alimama.py": "which users of the published set are simulated",
-    "data/classes.py": "a set without users is dealt out to simulated clients",
-    "data/holdings.py": "made up",
-    "data/speakers_like.py": "made up",
+    "data/split.py": "a set without users is dealt out to simulated clients",
+    "data/speech.py": "made up",
     "data/subjects.py": "a published or made-up set is dealt out to simulated shops",
     "data/taobao_like.py": "made up",
     "simulation/calibration.py": "rows to measure this machine with",
@@ -257,14 +256,13 @@ NOBODYS: Final = {
     "simulation/simulator.py": "a test's order of messages",
     "rounds/cohorts.py": "cohorts: public by design",
     "rounds/forecast/secagg.py": "rows to count bytes with",
-    "learning/models/cnn.py": "first values of shared parameters",
+    "learning/models/classifiers.py": "first values of shared parameters",
     "learning/models/din.py": "first values of shared parameters",
     "learning/models/factorization.py": "first values of shared parameters",
     "learning/models/features.py": "first values of shared parameters",
     "learning/models/next_word.py": "first values of shared parameters",
     "learning/models/private.py": "first values of masks, the same at all clients",
     "learning/models/refitted.py": "first values of shared parameters",
-    "learning/models/textcnn.py": "first values of shared parameters",
     "tasks/task.py": "first values of shared parameters",
 }
 """Where a generator that anybody can repeat is allowed, and why nothing of a client follows."""

@@ -20,7 +20,7 @@ from tessera.data.examples import SUBJECT, Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import TableMean
-from tessera.learning.declaration import Table
+from tessera.learning.bound_model import Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.tables.submodel import Submodel, TablePart
 from tessera.learning.training.local import Job

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.data.taobao_like import taobao_like
-from tessera.learning.declaration import Derived, Local, Table
+from tessera.learning.bound_model import Derived, Local, Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan import Plan, PrivacyPlan, SimulationPlan

@@ -19,8 +19,8 @@ from services.tap import Tap
 from tessera.crypto.entropy import Entropy, ScriptedEntropy
 from tessera.crypto.secret import Secret
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
-from tessera.learning.tables.lazy_table import LazyTable
 from tessera.learning.tables.submodel import Submodel
+from tessera.learning.tables.table import LazyTable
 from tessera.plan import Plan
 from tessera.protocols.secagg.identity import identities
 from tessera.rounds import schemes

@@ -17,8 +17,8 @@ from services.service_lab import Lab
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import SERVER, ClientId, RoundId, TableId
+from tessera.learning.compression import Residual
 from tessera.learning.tables.submodel import TablePart
-from tessera.learning.training.residual import Residual
 from tessera.privacy.dp.events import EVERYBODY, ExactRelease, IndexAnswers, NoisySum, seen, views
 from tessera.privacy.dp.guarantee import Adjacency, Observer, Trust, Unit
 from tessera.privacy.dp.mechanism import FixedSizeNoise, GaussianNoise, PureLevel, Unseen

@@ -24,7 +24,7 @@ from tessera.crypto.secret import Secret
 from tessera.errors import RoundAborted
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.learning.averaging import Averaging, ServerStep
-from tessera.learning.tables.lazy_table import LazyTable
+from tessera.learning.tables.table import LazyTable
 from tessera.plan import Plan
 from tessera.privacy.dp.events import Event, ExactRelease, IndexAnswers, NoisySum
 from tessera.privacy.dp.guarantee import Observer

@@ -28,8 +28,8 @@ from services import service_lab
 from services.tap import Tap
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.ids import SERVER, ClientId, Party
-from tessera.learning.tables.lazy_table import LazyTable
 from tessera.learning.tables.submodel import ModelUpdate, Submodel
+from tessera.learning.tables.table import LazyTable
 from tessera.plan import Plan
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.machine import Outbound

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from tessera import Plan, simulate
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.examples import ClientData, Examples
+from tessera.learning.compression import signed
 from tessera.learning.metrics import ClassMetric
 from tessera.learning.module_tables import Tables
-from tessera.learning.quantize import signed
 from tessera.learning.training.local import class_loss
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan import SimulationPlan, UpdatePlan

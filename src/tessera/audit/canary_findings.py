@@ -29,7 +29,7 @@ from tessera.audit.row_canaries import observe_rows
 from tessera.crypto.entropy import Entropy, SystemEntropy
 from tessera.ids import SERVER
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.training.noisy.steps import NoisySteps
+from tessera.learning.training.noisy_steps import NoisySteps
 from tessera.plan import Plan
 from tessera.privacy.dp.guarantee import Observer, Trust, Unit
 from tessera.privacy.dp.mechanism import GaussianNoise

@@ -27,13 +27,16 @@ from tessera.crypto.secret import Secret
 from tessera.data.examples import SUBJECT, Examples
 from tessera.errors import MisuseError
 from tessera.ids import SERVER, ClientId, RoundId, StageId, TableId
-from tessera.learning.bound_model import BoundModel
-from tessera.learning.declaration import Table
+from tessera.learning.bound_model import BoundModel, Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
 from tessera.learning.training.local import Job, Trained
-from tessera.learning.training.noisy.steps import EachExample, NoisySteps
-from tessera.learning.training.noisy.user import clipped_update, noisy_update
+from tessera.learning.training.noisy_steps import (
+    EachExample,
+    NoisySteps,
+    clipped_update,
+    noisy_update,
+)
 from tessera.learning.training.settings import LocalTraining
 from tessera.learning.training.vectorised.noisy import NoisyVectorised
 from tessera.plan import NoisyRows, Plan, Scheme, TablePlan

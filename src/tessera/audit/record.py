@@ -24,7 +24,7 @@ from tessera.crypto.keys import SealingKey
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, PeerError, RoundAborted, WireError
 from tessera.ids import HELPER, SERVER, ClientId, RoundId, StageId, TableId
-from tessera.learning.quantize import signed
+from tessera.learning.compression import signed
 from tessera.learning.tables.arrays import Ids
 from tessera.plan import Plan, Sharing
 from tessera.protocols.machine import RoundOver

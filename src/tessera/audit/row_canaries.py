@@ -22,11 +22,11 @@ from tessera.crypto.noise import discrete_gaussian
 from tessera.crypto.prg import Label
 from tessera.data.examples import NONE, Examples
 from tessera.ids import SERVER, RoundId
-from tessera.learning.declaration import Table
+from tessera.learning.bound_model import Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart
 from tessera.learning.training.local import Job
-from tessera.learning.training.noisy.row_cut import RowCut
+from tessera.learning.training.row_cut import RowCut
 from tessera.learning.training.vectorised.noisy import NoisyVectorised
 from tessera.plan import NoiseFrom, Plan
 from tessera.privacy.dp.mechanism import GaussianNoise

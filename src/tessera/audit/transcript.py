@@ -20,7 +20,7 @@ from tessera.audit.links import linked
 from tessera.audit.record import RoundView, Truth
 from tessera.audit.two_server_view import TwoServerView
 from tessera.ids import ClientId
-from tessera.learning.quantize import signed
+from tessera.learning.compression import signed
 from tessera.learning.tables.arrays import Ids
 from tessera.plan import Plan
 from tessera.rounds import schemes

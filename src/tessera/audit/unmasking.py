@@ -27,7 +27,7 @@ from tessera.crypto.keys import AgreementKey
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.ids import ClientId, StageId
-from tessera.learning.quantize import signed
+from tessera.learning.compression import signed
 from tessera.plan import UNION, Plan
 from tessera.protocols.secagg import binding, masking, transcript
 from tessera.protocols.secagg.recovery import RecoveryTask, recover

@@ -34,7 +34,7 @@ from tessera.audit.record import RoundView, Truth
 from tessera.audit.transcript import Bits, Clients
 from tessera.ids import SERVER, ClientId
 from tessera.learning.averaging import TableMean
-from tessera.learning.quantize import signed
+from tessera.learning.compression import signed
 from tessera.learning.tables.arrays import Ids
 from tessera.plan import Plan, TablePlan
 from tessera.privacy.index.bound import in_words

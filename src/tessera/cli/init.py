@@ -62,7 +62,7 @@ class OwnFile:
     @classmethod
     def of(cls, path: Path, given: Mapping[str, str]) -> OwnFile:
         from tessera.data import interactions
-        from tessera.data.bad_lines import SKIP
+        from tessera.data.columns import SKIP
         from tessera.data.guess import guess
 
         if not path.is_file():

@@ -416,12 +416,12 @@ def one_client(found: Solution, delta: float) -> Guarantee:
 def uses_click_rate(plan: Plan) -> str:
     """Why no number per interaction holds for the plan's model; "" if one does."""
     from tessera import tasks
-    from tessera.tasks import clicks
+    from tessera.tasks import kinds
 
     if not plan.task.name:
         return ""
     model = (tasks.known(plan.task.name).options | dict(plan.task.options)).get("model", "")
-    if "rate" not in clicks.MODELS.get(model, ()):
+    if "rate" not in kinds.MODELS.get(model, ()):
         return ""
     return (
         f"model {model!r} of the task uses the click rate of a client so far, which changes with "

@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from tessera.data import files
+from tessera.data import published
 from tessera.data.clicks import Ints, Log, check, click_data, numbered
 from tessera.data.examples import NONE, ClientData
 from tessera.errors import ConfigError
@@ -27,14 +27,14 @@ from tessera.errors import ConfigError
 _TITLE: Final = "Ad Display/Click Data on Taobao.com"
 _PAGE: Final = "tianchi.aliyun.com, data set 56"
 
-SOURCE: Final = files.Source(
+SOURCE: Final = published.Source(
     title=_TITLE,
     publisher="Alimama",
     page=_PAGE,
     folders=("taobao-alimama",),
     files=("raw_sample.csv", "ad_feature.csv"),
 )
-SAMPLE: Final = files.Source(
+SAMPLE: Final = published.Source(
     title=f"{_TITLE}, as prepared for DMR",
     publisher="Alimama, shipped as an example with PaddleRec",
     page="the PaddleRec repository on GitHub, models/rank/dmr",
@@ -65,8 +65,8 @@ def alimama(
         raise ConfigError(f"{name}: {users} users", hint="at least 1, or none for all")
     ads = SOURCE.find("ad_feature.csv", folder)
     path = SOURCE.find("raw_sample.csv", folder)
-    listed, category = files.integers(ads, separator=",", columns=6, keep=(0, 1), header=_ADS)
-    user, time, ad, clicked = files.integers(
+    listed, category = published.integers(ads, separator=",", columns=6, keep=(0, 1), header=_ADS)
+    user, time, ad, clicked = published.integers(
         path, separator=",", columns=6, keep=(0, 1, 2, 5), header=_RAW
     )
     _refuse_labels(path, clicked, first_line=2)
@@ -102,7 +102,7 @@ def alimama_sample(folder: Path | str | None = None, *, history: int = 20) -> Cl
     check(name, history=history)
     path = SAMPLE.find("alimama_sampled_train.txt", folder)
     kept = (_USER, _AD, _CATEGORY, _CLICK, *_CATEGORY_HISTORY)
-    user, ad, category, clicked, *before = files.integers(
+    user, ad, category, clicked, *before = published.integers(
         path,
         separator=",",
         columns=_FIELDS,

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from tessera.data import files
+from tessera.data import published as files
 from tessera.data.clicks import Ints, Log, check, click_data, numbered, offsets, windows
 from tessera.data.examples import ClientData
 from tessera.errors import ConfigError

@@ -6,7 +6,7 @@ polars, pyarrow, DuckDB and others), `with_format` (Hugging Face). None of these
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.data import delimited
-from tessera.data import delimited as arrow
 from tessera.data.delimited import Dialect
 from tessera.errors import ConfigError
 
@@ -120,7 +119,7 @@ def _check(where: str, names: Sequence[str], wanted: Sequence[str], *, text: boo
 
 
 def _schema(path: Path) -> Any:
-    pa = arrow.load()
+    pa = delimited.load()
     if not path.is_file():
         raise ConfigError(f"{path}: no such file")
     try:
@@ -130,7 +129,7 @@ def _schema(path: Path) -> Any:
 
 
 def _of_parquet(path: Path, wanted: Sequence[str], distinct: Collection[str]) -> Columns:
-    pa = arrow.load()
+    pa = delimited.load()
     schema = _schema(path)
     _check(str(path), list(schema.names), wanted)
     kept = list(dict.fromkeys(wanted))
@@ -159,7 +158,7 @@ def _not_parquet(path: Path, broken: Exception) -> ConfigError:
 
 
 def _as_table(frame: Any) -> Any:
-    pa = arrow.load()
+    pa = delimited.load()
     try:
         if hasattr(frame, "with_format") and hasattr(frame, "column_names"):
             frame = frame.with_format("arrow")[:]  # a Hugging Face Dataset, its selection applied
@@ -183,3 +182,74 @@ def _of_frame(frame: Any, wanted: Sequence[str]) -> Columns:
     if not table.num_rows:
         raise ConfigError(f"{name}: no rows")
     return Columns(name, table.select(list(dict.fromkeys(wanted))))
+
+
+# --- bad lines ------------------------------------------------------------------------------------
+#
+# Bad lines of a table: the first ten by line and reason, and how many; refused, or left out.
+
+
+STOP: Final = "stop"
+SKIP: Final = "skip"
+
+
+@dataclass
+class BadLines:
+    """Collects what is wrong with a table. Of a line with several faults the first counts."""
+
+    columns: Columns
+    good: Mask = field(init=False, repr=False)
+    hint: str | None = None
+    _reasons: dict[int, str] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.good = np.ones(len(self.columns), dtype=np.bool_)
+
+    def add(self, wrong: Mask, reason: Callable[[int], str], *, hint: str | None = None) -> None:
+        """Rows that are wrong; the reason is asked for by row, for those that may be listed."""
+        new = np.flatnonzero(wrong & self.good)
+        if not len(new):
+            return
+        self.good[new] = False
+        self.hint = self.hint or hint
+        for row in new[:LISTED].tolist():
+            self._reasons[row] = reason(row)
+
+    @property
+    def count(self) -> int:
+        return len(self.columns.odd) + int((~self.good).sum())
+
+    def listed(self) -> list[tuple[int, str]]:
+        """Line and reason of the first bad lines."""
+        rows: Ints = np.array(sorted(self._reasons), dtype=np.int64)
+        numbers = self.columns.records(rows).tolist()
+        found = [*zip(numbers, (self._reasons[int(row)] for row in rows), strict=True)]
+        found = sorted([*found, *self.columns.odd[:LISTED]])[:LISTED]
+        places = self.columns.places([record for record, _ in found])
+        return [(place, reason) for place, (_, reason) in zip(places, found, strict=True)]
+
+    def settle(self, on_bad: str) -> dict[str, Any]:
+        """Refuse, or say what is left out; the facts."""
+        if not self.count:
+            return {}
+        total, unit = len(self.columns) + len(self.columns.odd), self.columns.unit
+        listed = self.listed()
+        if on_bad == SKIP and self.good.any():
+            return {
+                f"bad {unit}s, left out": self.count,
+                f"the first bad {unit}s": [f"{unit} {at}: {why}" for at, why in listed],
+            }
+        skip = 'on_bad = "skip" leaves bad lines out, and counts them'
+        hint = self.hint or "a text with the separator in it has to stand in quotes"
+        if self.count == 1:
+            at, why = listed[0]
+            raise ConfigError(
+                f"{self.columns.where}, {unit} {at}: {why}",
+                hint=f"{hint}; {skip}" if total > 1 else hint,
+            )
+        lines = "".join(f"\n  {unit} {at}: {why}" for at, why in listed)
+        more = f", the first {len(listed)}" if self.count > len(listed) else ""
+        raise ConfigError(
+            f"{self.columns.where}: {self.count:,} of {total:,} {unit}s are bad{more}:{lines}",
+            hint=f"{hint}; {skip}" if self.good.any() else hint,
+        )

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from tessera.data import columns, values
-from tessera.data.bad_lines import BadLines
+from tessera.data.columns import BadLines
 from tessera.errors import ConfigError
 
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {

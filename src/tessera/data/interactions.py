@@ -33,9 +33,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.prg import Label
-from tessera.data import columns, files, values
-from tessera.data.bad_lines import SKIP, STOP, BadLines
+from tessera.data import columns, published, values
 from tessera.data.clicks import Ints, Log, check, click_data, with_negatives
+from tessera.data.columns import SKIP, STOP, BadLines
 from tessera.data.examples import NONE, ClientData
 from tessera.data.row_names import RowNames
 from tessera.data.subjects import held_by
@@ -313,7 +313,7 @@ def read_dictionary(path: Path | str) -> dict[str, int]:
     if not source.is_file():
         raise ConfigError(f"{source}: no such dictionary", hint="a text file with one id per line")
     rows: dict[str, int] = {}
-    for line, text in files.lines(source):
+    for line, text in published.lines(source):
         one = text.strip()
         if not one or one in rows:
             what = f"{one[:40]!r} a second time" if one else "empty"

@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from tessera.data import files
+from tessera.data import published
 from tessera.data.clicks import numbered
 from tessera.data.movielens import ratings_1m, ratings_10m, ratings_100k
 from tessera.data.ratings import (
@@ -34,7 +34,7 @@ from tessera.data.ratings import (
 from tessera.data.tags import Tagging, tag_attributes
 from tessera.errors import ConfigError
 
-SOURCE: Final = files.Source(
+SOURCE: Final = published.Source(
     title="HetRec 2011 Last.fm 2K",
     publisher="the Information Retrieval Group, Universidad Autónoma de Madrid, and GroupLens",
     page="grouplens.org, Datasets, HetRec 2011, hetrec2011-lastfm-2k.zip",
@@ -116,7 +116,9 @@ def _plays(folder: Path | str | None) -> tuple[Ints, Ints, Floats]:
     path = SOURCE.find("user_artists.dat", folder)
     parts = [
         (cells.numbers(0), cells.numbers(1), decimals(cells, 2))
-        for cells in files.table(path, separator="\t", columns=3, header="userID\tartistID\tweight")
+        for cells in published.table(
+            path, separator="\t", columns=3, header="userID\tartistID\tweight"
+        )
     ]
     user, artist, plays = (np.concatenate(column) for column in zip(*parts, strict=True))
     return user, artist, plays
@@ -126,7 +128,7 @@ def _artists(folder: Path | str | None) -> tuple[Ints, tuple[str, ...]]:
     """The listed artists: ids ascending, and their names."""
     path = SOURCE.find("artists.dat", folder)
     names: dict[int, str] = {}
-    for line, text in files.lines(path):
+    for line, text in published.lines(path):
         fields = text.split("\t")
         if line == 1 and fields[:2] == ["id", "name"]:
             continue
@@ -143,7 +145,7 @@ def _artists(folder: Path | str | None) -> tuple[Ints, tuple[str, ...]]:
 
 def _tagging(ids: Ints, folder: Path | str | None) -> Tagging:
     """Tags by their ids: what they say is not needed."""
-    artist, tag = files.integers(
+    artist, tag = published.integers(
         SOURCE.find("user_taggedartists.dat", folder),
         separator="\t",
         columns=6,

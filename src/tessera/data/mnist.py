@@ -13,12 +13,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.data import files
-from tessera.data.classes import TEST, spread_evenly
+from tessera.data import published
 from tessera.data.examples import LABEL, ClientData, Examples
+from tessera.data.split import TEST, spread_evenly
 from tessera.errors import ConfigError
 
-SOURCE: Final = files.Source(
+SOURCE: Final = published.Source(
     title="MNIST",
     publisher="Y. LeCun, C. Cortes and C. Burges",
     page="The MNIST database of handwritten digits",
@@ -75,7 +75,7 @@ def _examples(folder: Path | str | None, stem: str) -> Examples:
 
 def idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     """The unsigned bytes of an IDX file, in its shape."""
-    data = files.content(path, most=MOST)
+    data = published.content(path, most=MOST)
     header = 4 + 4 * dimensions
     if len(data) < header or data[:4] != bytes([0, 0, 8, dimensions]):
         raise ConfigError(

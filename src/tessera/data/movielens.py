@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tessera.data import files
+from tessera.data import published
 from tessera.data.clicks import Ints, Log, check, click_data, numbered
 from tessera.data.examples import ClientData
 from tessera.data.ratings import (
@@ -55,7 +55,7 @@ GENRES: Final = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FileFormat:
-    source: files.Source
+    source: published.Source
     ratings: str
     movies: str
     separator: str
@@ -69,7 +69,7 @@ class _FileFormat:
 
 
 ML_1M: Final = _FileFormat(
-    source=files.Source(
+    source=published.Source(
         title="MovieLens 1M",
         publisher=_PUBLISHER,
         page="grouplens.org, Datasets, MovieLens 1M, ml-1m.zip",
@@ -84,7 +84,7 @@ ML_1M: Final = _FileFormat(
     profiles="users.dat",
 )
 ML_10M: Final = _FileFormat(
-    source=files.Source(
+    source=published.Source(
         title="MovieLens 10M",
         publisher=_PUBLISHER,
         page="grouplens.org, Datasets, MovieLens 10M, ml-10m.zip",
@@ -102,7 +102,7 @@ ML_10M: Final = _FileFormat(
     step=0.5,
 )
 ML_100K: Final = _FileFormat(
-    source=files.Source(
+    source=published.Source(
         title="MovieLens 100K",
         publisher=_PUBLISHER,
         page="grouplens.org, Datasets, MovieLens 100K, ml-100k.zip",
@@ -233,7 +233,7 @@ def _read(
     check(name, history=history)
     path = layout.source.find(layout.ratings, folder)
     movies = _movies(layout, folder)
-    user, movie, rating, time = files.integers(
+    user, movie, rating, time = published.integers(
         path, separator=layout.separator, columns=4, keep=range(4)
     )
     item = movies.rows(movie)
@@ -321,7 +321,7 @@ def _table(layout: _FileFormat, path: Path) -> tuple[Ints, Ints, Floats, Ints]:
     """User, movie, rating (NaN where it is not a number) and time."""
     parts = [
         (cells.numbers(0), cells.numbers(1), decimals(cells, 2), cells.numbers(3))
-        for cells in files.table(path, separator=layout.separator, columns=4)
+        for cells in published.table(path, separator=layout.separator, columns=4)
     ]
     user, movie, rating, time = (np.concatenate(column) for column in zip(*parts, strict=True))
     return user, movie, rating, time
@@ -337,7 +337,7 @@ def _profiles(
     path = layout.source.find(layout.profiles, folder)
     separator = "|" if layout is ML_100K else "::"
     listed: dict[int, tuple[str, str, str]] = {}
-    for line, text in files.lines(path, encoding=layout.encoding):
+    for line, text in published.lines(path, encoding=layout.encoding):
         fields = text.split(separator)
         if len(fields) != 5 or not fields[0].isdecimal():
             raise ConfigError(
@@ -371,7 +371,7 @@ def _tagging(layout: _FileFormat, movies: Movies, folder: Path | str | None) -> 
     path = layout.source.find(layout.tags, folder)
     ids: list[int] = []
     words: list[str] = []
-    for line, text in files.lines(path, encoding=layout.encoding):
+    for line, text in published.lines(path, encoding=layout.encoding):
         fields = text.split(layout.separator)
         if len(fields) < 4 or not fields[1].isdecimal():
             raise ConfigError(f"{path}, line {line}: not a tag: user, movie, tag and time are due")
@@ -391,7 +391,7 @@ def _genres(words: str) -> frozenset[str]:
 def _movies(layout: _FileFormat, folder: Path | str | None) -> Movies:
     path = layout.source.find(layout.movies, folder)
     rows: dict[int, tuple[str, str, float]] = {}
-    for line, text in files.lines(path, encoding=layout.encoding):
+    for line, text in published.lines(path, encoding=layout.encoding):
         fields = text.split(layout.movie_separator)
         if len(fields) != layout.movie_fields or not fields[0].isdecimal():
             raise ConfigError(

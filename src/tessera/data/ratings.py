@@ -36,7 +36,7 @@ from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.data.clicks import offsets
 from tessera.data.examples import LABEL, ClientData, Examples
-from tessera.data.files import BlockFields
+from tessera.data.published import BlockFields
 from tessera.errors import ConfigError, MisuseError
 
 Ints = npt.NDArray[np.int64]

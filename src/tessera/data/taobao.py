@@ -20,12 +20,12 @@ from typing import Final
 
 import numpy as np
 
-from tessera.data import files
+from tessera.data import published
 from tessera.data.clicks import Ints, Log, check, click_data, numbered, with_negatives
 from tessera.data.examples import ClientData
 from tessera.errors import ConfigError
 
-SOURCE: Final = files.Source(
+SOURCE: Final = published.Source(
     title="User Behavior Data from Taobao for Recommendation",
     publisher="Alibaba",
     page="tianchi.aliyun.com, data set 649",
@@ -111,7 +111,7 @@ def _events(path: Path, users: int | None) -> tuple[Ints, ...]:
     """The columns, up to the first event of one user too many: the file is in order of users."""
     parts: list[tuple[Ints, ...]] = []
     seen = np.zeros(0, dtype=np.int64)
-    for cells in files.table(path, separator=",", columns=5):
+    for cells in published.table(path, separator=",", columns=5):
         part = (
             *(cells.numbers(column) for column in range(3)),
             cells.words(3, BEHAVIOURS),

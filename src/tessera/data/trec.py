@@ -14,12 +14,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.data import files
-from tessera.data.classes import TEST, spread_evenly
+from tessera.data import published
 from tessera.data.examples import LABEL, NONE, ClientData, Examples
+from tessera.data.split import TEST, spread_evenly
 from tessera.errors import ConfigError
 
-SOURCE: Final = files.Source(
+SOURCE: Final = published.Source(
     title="TREC question classification",
     publisher="X. Li and D. Roth, Cognitive Computation Group, UIUC",
     page="Experimental Data for Question Classification",
@@ -69,7 +69,7 @@ def trec(
 def questions(path: Path) -> list[Question]:
     """(class, words in lower case) of each line."""
     found = []
-    for number, line in files.lines(path, encoding="latin-1"):
+    for number, line in published.lines(path, encoding="latin-1"):
         kind, _, text = line.partition(" ")
         coarse = kind.partition(":")[0]
         if coarse not in COARSE:

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.data import delimited
-from tessera.data.bad_lines import BadLines
-from tessera.data.columns import Columns, Ints, Mask
+from tessera.data.columns import BadLines, Columns, Ints, Mask
 from tessera.data.delimited import REPLACED
 from tessera.errors import ConfigError
 

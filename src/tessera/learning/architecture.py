@@ -8,13 +8,12 @@ from typing import Any, Final
 from torch import nn
 
 from tessera.errors import ConfigError
-from tessera.learning.models.cnn import CNN
+from tessera.learning.models.classifiers import CNN, TextCNN
 from tessera.learning.models.din import DIN
 from tessera.learning.models.factorization import Factorization
 from tessera.learning.models.features import FeatureModel
 from tessera.learning.models.next_word import NextWord
 from tessera.learning.models.refitted import Refitted
-from tessera.learning.models.textcnn import TextCNN
 
 KINDS: Final[Mapping[str, Callable[..., nn.Module]]] = {
     "din": DIN,

@@ -33,9 +33,8 @@ import numpy.typing as npt
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.tables.arrays import Counts, Floats, Ids
 from tessera.learning.tables.initial import Zeros
-from tessera.learning.tables.lazy_table import LazyTable
 from tessera.learning.tables.spec import TableSpec
-from tessera.learning.tables.stored import StoredTable
+from tessera.learning.tables.table import LazyTable, StoredTable
 from tessera.learning.training.settings import spelt_out
 
 Optimizer: TypeAlias = Literal["plain", "momentum", "adaptive"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
@@ -254,3 +255,188 @@ def averages(data: ClientData) -> dict[str, npt.NDArray[np.float64]]:
     at = np.minimum(np.searchsorted(known, data.test["item"]), known.size - 1)
     item = np.where(known[at] == data.test["item"], by_item[at], overall)
     return {"user mean": user, "item mean": item, "sum": user + item - overall}
+
+
+# --- ranking --------------------------------------------------------------------------------------
+#
+# RankMetric: where the right row stands among all rows of a table, and what that is worth.
+#
+# Full ranking: every row is a candidate, none is sampled (Krichene and Rendle 2020 show what
+# samples do to such figures). One right row per example, so that recall and hit rate at k are the
+# same: the share of examples whose row is among the first k.
+#
+# Two predictors need no model: what is most frequent in the training part, and what most often
+# followed the last id there (a bigram; for items the successor of the last one).
+
+
+Doubles = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+UNIT: Final = 2.0**-10
+"""Gains and logarithms are summed over clients in these."""
+
+POPULARITY: Final = "most frequent"
+SUCCESSOR: Final = "successor of the last"
+
+
+def hit_rate(ranks: Doubles, k: int) -> float:
+    """The share of examples whose row is among the first k; recall at k, where one row is right."""
+    return float(np.mean(ranks < k)) if ranks.size else float("nan")
+
+
+def gains(ranks: Doubles, k: int) -> Doubles:
+    """What each rank is worth in NDCG at k: 1 / log2(rank + 2) among the first k, else 0."""
+    return np.where(ranks < k, 1.0 / np.log2(ranks + 2.0), 0.0)
+
+
+def ndcg(ranks: Doubles, k: int) -> float:
+    """Jarvelin and Kekalainen 2002 with one right row, whose best gain is 1."""
+    return float(np.mean(gains(ranks, k))) if ranks.size else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class RankMetric:
+    """Ranks and log-probabilities (N, 2), as a softmax gives them, against nothing else.
+
+    `target` is the field of the right row among `rows`, `sequence` that of the ids before it, the
+    latest first, if there are any. The one figure that a run reports is the share of targets among
+    the first `top`.
+    """
+
+    rows: int
+    target: str
+    sequence: str | None = None
+    top: int = 3
+    lower_is_better: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"top-{self.top}"
+
+    def measures(self, outputs: Numbers, examples: Examples) -> dict[str, float]:
+        """Hit rates (recall) at `top`, 1 and 10, NDCG at 10, and perplexity."""
+        ranks, logs = self._columns(outputs, examples)
+        return {
+            self.name: hit_rate(ranks, self.top),
+            **{f"top-{k}": hit_rate(ranks, k) for k in (1, 10) if k != self.top},
+            "NDCG@10": ndcg(ranks, 10),
+            "perplexity": float(np.exp(-logs.mean())) if logs.size else float("nan"),
+        }
+
+    def statistics(self, outputs: Numbers, examples: Examples) -> Statistics:
+        """Examples, hits, and the logarithms' sum in units of 2^-10."""
+        ranks, logs = self._columns(outputs, examples)
+        sums = round(float(-logs.sum()) / UNIT) if logs.size else 0
+        return np.array([ranks.size, np.count_nonzero(ranks < self.top), sums], np.int64)
+
+    def from_statistics(self, total: Statistics) -> float:
+        n, hits, _ = (int(value) for value in total)
+        return hits / n if n else float("nan")
+
+    def few(self, outputs: Numbers, examples: Examples) -> Few:
+        return self.statistics(outputs, examples)[:2].astype(np.float64)
+
+    def from_few(self, total: Few) -> float:
+        return share_of(total)
+
+    def baselines(self, data: ClientData) -> dict[str, float]:
+        return {name: found[self.name] for name, found in self.baseline_measures(data).items()}
+
+    def baseline_measures(self, data: ClientData) -> dict[str, dict[str, float]]:
+        """All figures of the predictors that need no model."""
+        return {
+            name: self.measures(outputs, data.test)
+            for name, outputs in trivial_ranks(
+                data, rows=self.rows, target=self.target, sequence=self.sequence
+            ).items()
+        }
+
+    def check(self, data: ClientData) -> None:
+        for part, what in ((data.train, "training"), (data.test, "test")):
+            for field in filter(None, (self.target, self.sequence)):
+                if field not in part.fields:
+                    raise ConfigError(
+                        f"task {data.name!r}: its {what} part has no field {field!r}, which "
+                        f"{self.name} is about",
+                        hint=f"its fields are {', '.join(part.fields)}",
+                    )
+        if not len(data.test):
+            raise ConfigError(
+                f"task {data.name!r}: no test part, so no {self.name}", hint="hold some out"
+            )
+
+    def _columns(self, outputs: Numbers, examples: Examples) -> tuple[Doubles, Doubles]:
+        found = np.asarray(outputs, np.float64)
+        if not len(examples):
+            return np.zeros(0), np.zeros(0)
+        if found.shape != (len(examples), 2):
+            raise ConfigError(
+                f"{self.name} takes ranks and log-probabilities, and got {found.shape} for "
+                f"{len(examples)} examples",
+                hint="it goes with loss=tessera.Softmax(...)",
+            )
+        if np.isnan(found[:, 1]).any():
+            raise MisuseError("metrics: a log-probability is not a number")
+        return found[:, 0], found[:, 1]
+
+
+def trivial_ranks(
+    data: ClientData, *, rows: int, target: str, sequence: str | None
+) -> Mapping[str, Doubles]:
+    """Ranks and log-probabilities (N, 2) of the test part, by predictors that need no model.
+
+    The most frequent: shares of the training part, with one more of each row. The successor of the
+    last: shares of what followed the same id, mixed with those as Witten and Bell 1991 do (method
+    C): an id that had many different successors counts less.
+    """
+    train_next, test_next = data.train[target], data.test[target]
+    times = np.bincount(train_next[train_next >= 0], minlength=rows) + 1.0
+    share = times / times.sum()
+    order = np.sort(share)
+    unknown = test_next < 0
+    own = share[np.maximum(test_next, 0)]
+    popular = np.stack([_place(order, own) - 1.0, np.log(own)], 1)
+    popular[unknown] = (rows, -np.log(rows))
+    if sequence is None:
+        return {POPULARITY: popular}
+    following = popular.copy()
+    train_last, test_last = data.train[sequence][:, 0], data.test[sequence][:, 0]
+    counts = successors(train_last, train_next, rows)
+    by_last = np.argsort(test_last, kind="stable")
+    bounds = np.flatnonzero(np.diff(test_last[by_last], prepend=-2))
+    for begin, end in zip(bounds, [*bounds[1:], len(by_last)], strict=True):
+        which = by_last[begin:end]
+        last = int(test_last[which[0]])
+        if last < 0 or last not in counts:
+            continue
+        after, often = counts[last]
+        trust = often.sum() / (often.sum() + after.size)
+        mixed = trust * often / often.sum() + (1.0 - trust) * share[after]
+        wanted = np.maximum(test_next[which], 0)
+        at = np.minimum(np.searchsorted(after, wanted), after.size - 1)
+        value = np.where(after[at] == wanted, mixed[at], (1.0 - trust) * share[wanted])
+        # Those who followed by their own value, all others by what is left of their share.
+        ahead = (mixed[None] >= value[:, None]).sum(1)
+        others = _place(order, value / (1.0 - trust))
+        others -= (share[after][None] >= (value / (1.0 - trust))[:, None]).sum(1)
+        following[which] = np.stack([ahead + others - 1, np.log(value)], 1)
+    following[unknown] = (rows, -np.log(rows))
+    return {POPULARITY: popular, SUCCESSOR: following}
+
+
+def _place(ascending: Doubles, values: Doubles) -> Ints:
+    """How many of the ascending numbers are as large as each value, or larger."""
+    return np.asarray(ascending.size - np.searchsorted(ascending, values * (1 - 1e-12)))
+
+
+def successors(last: Ints, following: Ints, rows: int) -> dict[int, tuple[Ints, Doubles]]:
+    """For each id what followed it, ascending, and how often."""
+    there = (last >= 0) & (following >= 0)
+    pairs, often = np.unique(last[there] * rows + following[there], return_counts=True)
+    first, after = pairs // rows, pairs % rows
+    bounds: Sequence[int] = np.flatnonzero(np.diff(first, prepend=-1)).tolist()
+    ends = [*bounds[1:], len(pairs)]
+    return {
+        int(first[begin]): (after[begin:end], often[begin:end].astype(np.float64))
+        for begin, end in zip(bounds, ends, strict=True)
+    }

@@ -26,11 +26,17 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from tessera.errors import ConfigError
-from tessera.learning.bound_model import BoundModel, BoundTable, Candidates
-from tessera.learning.declaration import Declaration, Derived, Local, Table
+from tessera.errors import ConfigError, closest
+from tessera.learning.bound_model import (
+    BoundModel,
+    BoundTable,
+    Candidates,
+    Declaration,
+    Derived,
+    Local,
+    Table,
+)
 from tessera.learning.softmax import Softmax
-from tessera.learning.spelling import closest
 from tessera.learning.tables.initial import Given
 
 # --- module check ---------------------------------------------------------------------------------

@@ -16,13 +16,11 @@ from torch import nn
 from tessera.data.clicks import PRIOR_RATE
 from tessera.data.examples import NONE, Examples
 from tessera.data.row_names import RowNames
-from tessera.errors import ConfigError
-from tessera.learning.bound_model import BoundTable
-from tessera.learning.declaration import Derived
+from tessera.errors import ConfigError, closest
+from tessera.learning.bound_model import BoundTable, Derived
 from tessera.learning.module_tables import Tables
 from tessera.learning.scores import RowSource, evaluate
 from tessera.learning.softmax import Softmax
-from tessera.learning.spelling import closest
 from tessera.learning.tables.arrays import Floats, Ids
 
 Kind: TypeAlias = tuple[str, int]

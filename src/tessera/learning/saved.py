@@ -36,14 +36,13 @@ from tessera import __version__
 from tessera.data.clicks import MOST_HISTORY
 from tessera.data.examples import LABEL, Examples
 from tessera.data.row_names import RowNames
-from tessera.errors import ConfigError, MisuseError
+from tessera.errors import ConfigError, MisuseError, closest
 from tessera.learning.architecture import build
-from tessera.learning.declaration import Derived, Local, Table
+from tessera.learning.bound_model import Derived, Local, Table
 from tessera.learning.module_tables import Tables
-from tessera.learning.npz import read_npz
 from tessera.learning.predictor import Kind, Predictor
 from tessera.learning.softmax import Softmax
-from tessera.learning.spelling import closest
+from tessera.learning.tables.arrays import read_npz
 
 STATE: Final = "state_dict.pt"
 ABOUT: Final = "about.json"

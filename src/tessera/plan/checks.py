@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.learning.averaging import Average
-from tessera.learning.selection import ROWS, shapes_of
+from tessera.learning.compression import ROWS, shapes_of
 from tessera.plan.dp import DPPlan, NoiseFrom, NoisyRows, listed_rows
 from tessera.plan.scheme import Scheme
 from tessera.plan.sections import Crypto, Domain, Metrics, Sharing

@@ -22,8 +22,7 @@ from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError
 from tessera.ids import RoundId, StageId, TableId
 from tessera.learning.averaging import Average, ServerStep
-from tessera.learning.quantize import Quantizer
-from tessera.learning.selection import Cut, TopBy, cuts, shapes_of
+from tessera.learning.compression import Cut, Quantizer, TopBy, cuts, shapes_of
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan import toml
 from tessera.plan.checks import (

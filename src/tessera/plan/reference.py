@@ -217,7 +217,7 @@ predicts what its rounds cost.
 
 This page is written by `scripts/write_plan_reference.py` from the text under each field in the
 source: `src/tessera/plan/sections.py` and `dp.py`, for `[training]` and `[server]` in
-`src/tessera/learning/`, for options of `[task]` in `src/tessera/tasks/options.py`. Change it there.
+`src/tessera/learning/`, for options of `[task]` in `src/tessera/tasks/kinds.py`. Change it there.
 """
 
 KINDS: Final = {int: "whole number", float: "number", str: "text", bool: "true or false"}

@@ -17,7 +17,7 @@ import numpy as np
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.learning.averaging import Average, ServerStep
-from tessera.learning.selection import TopBy, shapes_of
+from tessera.learning.compression import TopBy, shapes_of
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan.dp import DPPlan
 from tessera.privacy.index.response import IndexPrivacy, Perturbation

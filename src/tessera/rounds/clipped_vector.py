@@ -22,7 +22,7 @@ from tessera.crypto.prg import Label, Stream, uniform
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.ids import Party, RoundId
-from tessera.learning.quantize import signed
+from tessera.learning.compression import signed
 from tessera.learning.tables.arrays import Ids
 from tessera.learning.tables.submodel import ModelUpdate
 from tessera.plan import Plan

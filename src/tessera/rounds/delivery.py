@@ -20,8 +20,8 @@ from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.ids import RoundId, StageId, TableId
 from tessera.learning.tables.arrays import Floats, Ids
-from tessera.learning.tables.stored import StoredTable
 from tessera.learning.tables.submodel import TablePart
+from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
 from tessera.protocols.secagg.binding import NOTHING, Digests, Received
 from tessera.rounds import schemes, select

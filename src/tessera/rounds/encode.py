@@ -21,11 +21,9 @@ from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import TableMean
-from tessera.learning.quantize import Quantizer, signed
-from tessera.learning.selection import sent_of
+from tessera.learning.compression import Quantizer, Residual, sent_of, signed
 from tessera.learning.tables.arrays import Ids, distinct
 from tessera.learning.tables.submodel import ModelUpdate
-from tessera.learning.training.residual import Residual
 from tessera.plan import Plan, TablePlan
 from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.unmask import surviving

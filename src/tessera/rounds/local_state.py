@@ -11,10 +11,10 @@ from tessera.crypto.secret import Secret
 from tessera.data.row_names import OwnNames
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
+from tessera.learning.compression import Residual
 from tessera.learning.tables.arrays import Ids
-from tessera.learning.tables.derived_map import DerivedMap
+from tessera.learning.tables.spec import DerivedMap
 from tessera.learning.tables.submodel import TablePart
-from tessera.learning.training.residual import Residual
 from tessera.plan import Plan, Sharing
 from tessera.privacy.dp.conversion import Bounds
 from tessera.privacy.dp.events import THE_UNION, ExactRelease

@@ -15,8 +15,8 @@ from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, RoundAborted
 from tessera.ids import SERVER, ClientId, Party, RoundId, TableId, clients_in
 from tessera.learning.tables.arrays import Ids
-from tessera.learning.tables.derived_map import DerivedMap
-from tessera.learning.tables.stored import StoredTable
+from tessera.learning.tables.spec import DerivedMap
+from tessera.learning.tables.table import StoredTable
 from tessera.plan import UNION, Plan
 from tessera.protocols import plain
 from tessera.protocols.machine import (

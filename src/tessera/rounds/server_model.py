@@ -18,8 +18,8 @@ from tessera.ids import RoundId
 from tessera.learning.averaging import Averaging, ServerStep
 from tessera.learning.popularity import Popularity
 from tessera.learning.tables.arrays import Floats
-from tessera.learning.tables.derived_map import DerivedMap
-from tessera.learning.tables.stored import StoredTable
+from tessera.learning.tables.spec import DerivedMap
+from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
 from tessera.rounds import dp
 from tessera.rounds.encode import RoundResult

@@ -23,11 +23,11 @@ from tessera.data.examples import ClientData, Examples
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.learning.bound_model import BoundTable
-from tessera.learning.npz import read_npz
 from tessera.learning.scores import evaluate
+from tessera.learning.tables.arrays import read_npz
 from tessera.learning.tables.own_rows import OwnRows
-from tessera.learning.tables.stored import StoredTable
-from tessera.learning.training.central import CentralTrainer, round_size
+from tessera.learning.tables.table import StoredTable
+from tessera.learning.training.pooled import CentralTrainer, round_size
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan import Plan
 from tessera.rounds.events import Event, RoundFinished, TrainingEnded

@@ -1,7 +1,7 @@
 """Early stopping: training ends when the validation part has had enough of it.
 
 With `[simulation] patience` the last tenth of every client's training part is held out
-(`data/validation.py`) and tested on whenever the test part is. After so many tests without a better
+(`data/split.py`) and tested on whenever the test part is. After so many tests without a better
 figure training ends. The test part has no say in it, and the model is that of the last round.
 
 When training ends shows what it was decided by. With `[dp]` that is a noisy sum over the clients of
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from math import isnan
 
 from tessera.data.examples import ClientData
-from tessera.data.validation import with_validation
+from tessera.data.split import with_validation
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.plan import Plan

@@ -20,7 +20,7 @@ from tessera.data.examples import ClientData, Examples
 from tessera.ids import ClientId, RoundId
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.scores import evaluate
-from tessera.learning.tables.stored import StoredTable
+from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
 from tessera.rounds import dp
 from tessera.rounds.fixed_groups import FixedGroup

@@ -12,8 +12,8 @@ from torch import nn
 from tessera.errors import ConfigError
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.training.local import Job, Learner, Loss, Sequential
-from tessera.learning.training.noisy.local import NoisySequential
-from tessera.learning.training.noisy.steps import NoisySteps
+from tessera.learning.training.noisy_local import NoisySequential
+from tessera.learning.training.noisy_steps import NoisySteps
 from tessera.learning.training.settings import LocalTraining
 from tessera.learning.training.vectorised import best
 from tessera.learning.training.vectorised.noisy import best_noisy, tried

@@ -13,8 +13,8 @@ from tessera.data.examples import SUBJECT, Examples
 from tessera.errors import ConfigError
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.training.local import PreparedJob
-from tessera.learning.training.noisy.row_cut import RowCut, aimed_at, places_in
-from tessera.learning.training.noisy.steps import Drawing, EachExample, NoisySteps, StepBatch
+from tessera.learning.training.noisy_steps import Drawing, EachExample, NoisySteps, StepBatch
+from tessera.learning.training.row_cut import RowCut, aimed_at, places_in
 from tessera.plan import NoiseFrom, Plan
 from tessera.privacy.dp.noise_setting import Drawn
 from tessera.privacy.dp.subjects import (

@@ -29,8 +29,8 @@ from tessera.crypto.noise import discrete_gaussian
 from tessera.crypto.prg import Label, Stream, uniform
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
-from tessera.learning.quantize import signed
-from tessera.learning.setup import Progress
+from tessera.learning.compression import signed
+from tessera.learning.task_setup import Progress
 from tessera.plan import Crypto, NoiseFrom, Plan
 from tessera.privacy.dp.noise_setting import LEAST_SHARE, NO_ROUND
 from tessera.rounds import dp, schemes

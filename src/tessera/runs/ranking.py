@@ -2,7 +2,7 @@
 
 Of a click model: for each user with a click in its test part, the first of these is the target, and
 every item that the user did not have before is a candidate, scored with what was known then. Of a
-softmax over a table: every test example, among all rows. None is sampled (`learning/ranking.py`).
+softmax over a table: every test example, among all rows. None is sampled (`learning/metrics.py`).
 Beside the model stand predictors that need none: what was clicked most often in the training part,
 and what most often came after the last item there.
 """
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from tessera.data.examples import LABEL, ClientData, Examples
 from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError
-from tessera.learning.ranking import POPULARITY, SUCCESSOR, RankMetric, hit_rate, ndcg, successors
+from tessera.learning.metrics import POPULARITY, SUCCESSOR, RankMetric, hit_rate, ndcg, successors
 from tessera.learning.scores import evaluate
 from tessera.rounds import schemes
 from tessera.runs.central import CentralTraining

@@ -19,9 +19,9 @@ from tessera.data.negatives import SecretOf
 from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError
 from tessera.learning.models.masked import fit
-from tessera.learning.ratings import BASE
+from tessera.learning.rating_models import BASE
 from tessera.learning.scores import evaluate
-from tessera.learning.setup import RatingSetup
+from tessera.learning.task_setup import RatingSetup
 from tessera.rounds import schemes
 from tessera.rounds.root import lasting_secret
 from tessera.runs import central, training

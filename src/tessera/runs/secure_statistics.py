@@ -22,7 +22,7 @@ from tessera.crypto.entropy import Entropy
 from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, RoundId
-from tessera.learning.setup import Progress
+from tessera.learning.task_setup import Progress
 from tessera.plan import Crypto, Plan
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.params import GraphKind, SecAggParams, StageSpec, Threat

@@ -18,8 +18,8 @@ from tessera.data.examples import ClientData
 from tessera.ids import ClientId
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.popularity import Popularity
-from tessera.learning.setup import Progress
 from tessera.learning.tables.arrays import Ids
+from tessera.learning.task_setup import Progress
 from tessera.plan import NoisyRows, Plan
 from tessera.rounds import dp
 from tessera.runs.noisy_statistics import NoisyStatistic

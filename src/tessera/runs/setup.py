@@ -1,7 +1,7 @@
 """Set-up of a task before the first round: what clients draw for good, and a sum over all of them.
 
 Negatives are drawn first, where the data has places for them (`data/negatives.py`). The sum is a
-statistic that a task may need (`learning/setup.py`).
+statistic that a task may need (`learning/task_setup.py`).
 
 Where a plan has noise per user, the sum has its share of the budget: a client's part is counted in
 examples, scaled down to `counted` of them, and summed with noise. Else it is exact, and is named.
@@ -22,7 +22,7 @@ from tessera.data.examples import ClientData
 from tessera.data.negatives import draw
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
-from tessera.learning.setup import Progress, Setup, SetupResult
+from tessera.learning.task_setup import Progress, Setup, SetupResult
 from tessera.plan import Plan
 from tessera.rounds import dp
 from tessera.rounds.fixed_groups import FixedGroup

@@ -29,17 +29,15 @@ from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.bound_model import BoundModel
+from tessera.learning.compression import Residual, TopBy, shapes_text
 from tessera.learning.popularity import Popularity
-from tessera.learning.selection import TopBy, shapes_text
 from tessera.learning.tables.arrays import Ids
-from tessera.learning.tables.lazy_table import LazyTable
 from tessera.learning.tables.own_rows import OwnRows
 from tessera.learning.tables.spec import TableSpec
 from tessera.learning.tables.store import ModelStore
-from tessera.learning.tables.stored import StoredTable
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
+from tessera.learning.tables.table import LazyTable, StoredTable
 from tessera.learning.training.local import HomeFitting, Job
-from tessera.learning.training.residual import Residual
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan import Metrics, NoisyRows, Plan, TablePlan, UnionPlan
 from tessera.plan.dp import SETUP_SHARE, row_list_of, trained_with

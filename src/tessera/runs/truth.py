@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tessera.data.examples import LABEL, ClientData
 from tessera.ids import ClientId
-from tessera.learning.ratings import BASE
+from tessera.learning.rating_models import BASE
 from tessera.simulation.owner_only import write_owner_only
 from tessera.simulation.subcohort import Participant
 

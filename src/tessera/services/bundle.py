@@ -23,13 +23,10 @@ import numpy.typing as npt
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.npz import read_npz
-from tessera.learning.tables.arrays import Floats
-from tessera.learning.tables.derived_map import DerivedMap
+from tessera.learning.tables.arrays import Floats, read_npz
 from tessera.learning.tables.initial import ZEROS, Distribution, Given, Normal, Uniform, Zeros
-from tessera.learning.tables.lazy_table import LazyTable
-from tessera.learning.tables.spec import TableSpec
-from tessera.learning.tables.stored import DenseTable, StoredTable
+from tessera.learning.tables.spec import DerivedMap, TableSpec
+from tessera.learning.tables.table import DenseTable, LazyTable, StoredTable
 from tessera.plan import Metrics, NoisyRows, Plan
 from tessera.privacy.dp.subjects import Printed
 from tessera.rounds import schemes

@@ -21,8 +21,8 @@ from tessera.crypto.entropy import Entropy
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
+from tessera.learning.compression import Offer, Residual
 from tessera.learning.tables.submodel import TablePart
-from tessera.learning.training.residual import Offer, Residual
 from tessera.privacy.dp.events import EVENTS, Event
 from tessera.privacy.dp.guarantee import Adjacency, Observer, Trust, Unit
 from tessera.privacy.dp.integer_noise import GaussianShares, SkellamNoise

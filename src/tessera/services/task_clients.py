@@ -18,7 +18,7 @@ from tessera.ids import ClientId, RoundId
 from tessera.learning.tables.own_rows import first_rows
 from tessera.learning.tables.submodel import Submodel, TablePart
 from tessera.learning.training.local import Learner, Sequential
-from tessera.learning.training.noisy.local import NoisySequential
+from tessera.learning.training.noisy_local import NoisySequential
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import PeriodStore
 from tessera.rounds.local_state import LocalState

@@ -19,9 +19,9 @@ from tessera.errors import ConfigError, RoundAborted
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import Averaging
 from tessera.learning.popularity import Popularity
-from tessera.learning.tables.derived_map import DerivedMap
-from tessera.learning.tables.stored import StoredTable
+from tessera.learning.tables.spec import DerivedMap
 from tessera.learning.tables.submodel import ModelUpdate, Submodel
+from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
 from tessera.protocols.secagg.identity import Identity, identities
 from tessera.protocols.two_server.workers import Workers

@@ -15,12 +15,10 @@ import numpy.typing as npt
 from tessera.crypto.entropy import SystemEntropy
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
-from tessera.learning.tables.derived_map import DerivedMap
 from tessera.learning.tables.initial import Normal
-from tessera.learning.tables.lazy_table import LazyTable
-from tessera.learning.tables.spec import TableSpec
-from tessera.learning.tables.stored import StoredTable
+from tessera.learning.tables.spec import DerivedMap, TableSpec
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
+from tessera.learning.tables.table import LazyTable, StoredTable
 from tessera.plan import Plan
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.secagg.identity import Identity, identities

@@ -5,20 +5,13 @@
     task = tessera.Task(name="mine", data=data, module=MyModule, tables=tessera.Tables({...}))
 
 task.py      the record, and the settings that are recommended with it
-clicks.py    click-through models over any click data
-classes.py   networks without tables, for the class of a question or an image
-words.py     the next word, by a softmax over the table of words
-ratings.py   matrix factorisation over ratings, with or without private masks
-options.py   what their options mean
+kinds.py     the models over clicks, classes, words and ratings, and their options
 known.py     what `load` knows by name
 """
 
-from tessera.tasks.classes import image_task, text_task
-from tessera.tasks.clicks import click_task
+from tessera.tasks.kinds import click_task, image_task, rating_task, text_task, word_task
 from tessera.tasks.known import TASKS, Known, from_frame, from_text, known, load, own_names
-from tessera.tasks.ratings import rating_task
 from tessera.tasks.task import CentralSettings, Recommended, Task
-from tessera.tasks.words import word_task
 
 __all__ = [
     "TASKS",

@@ -15,26 +15,37 @@ from typing import Any, Final
 from tessera.data import interactions
 from tessera.data.alimama import alimama
 from tessera.data.amazon import amazon
-from tessera.data.classes import TEST
 from tessera.data.examples import ClientData
-from tessera.data.files import VARIABLE
 from tessera.data.lastfm import RATINGS
 from tessera.data.mnist import mnist
 from tessera.data.movielens import movielens_1m, movielens_100k, shops_1m
-from tessera.data.plays import plays
+from tessera.data.published import VARIABLE
 from tessera.data.row_names import OwnNames
-from tessera.data.speakers_like import speakers_like
+from tessera.data.speech import plays, speakers_like, spoken, words_of
+from tessera.data.split import TEST
 from tessera.data.taobao import taobao
 from tessera.data.taobao_like import taobao_like
 from tessera.data.trec import trec
-from tessera.data.words import spoken, words_of
-from tessera.errors import ConfigError
+from tessera.errors import ConfigError, closest
 from tessera.learning.averaging import Average, ServerStep
-from tessera.learning.declaration import Table
+from tessera.learning.bound_model import Table
 from tessera.learning.softmax import Softmax
-from tessera.learning.spelling import closest
 from tessera.learning.training.settings import LocalTraining
-from tessera.tasks import classes, clicks, options, ratings, words
+from tessera.tasks import (
+    kinds as classes,
+)
+from tessera.tasks import (
+    kinds as clicks,
+)
+from tessera.tasks import (
+    kinds as options,
+)
+from tessera.tasks import (
+    kinds as ratings,
+)
+from tessera.tasks import (
+    kinds as words,
+)
 from tessera.tasks.task import CentralSettings, PrivateSettings, Recommended, Task
 
 
@@ -51,9 +62,9 @@ class Known:
     title: str
     recommended: Recommended
     make: Callable[..., Task] = clicks.click_task
-    model: Mapping[str, Any] = field(default_factory=lambda: clicks.MODEL)
+    model: Mapping[str, Any] = field(default_factory=lambda: clicks.CLICK_MODEL)
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    explained: Mapping[str, str] = field(default_factory=lambda: options.CLICKS)
+    explained: Mapping[str, str] = field(default_factory=lambda: options.CLICKS_EXPLAINED)
     tables: bool = True  # whether its model has any
 
     @property
@@ -331,9 +342,9 @@ def from_text(
     dictionary; `model` are options of `word_task`: width, hidden, negatives, top.
     """
     for option in model:
-        if option not in words.MODEL:
+        if option not in words.WORD_MODEL:
             raise ConfigError(
-                f"from_text has no argument {option!r}", hint=closest(option, words.MODEL)
+                f"from_text has no argument {option!r}", hint=closest(option, words.WORD_MODEL)
             )
     if not isinstance(texts, Mapping) or not all(
         isinstance(own, Sequence) and not isinstance(own, str) for own in texts.values()
@@ -425,7 +436,7 @@ _SPOKEN: Final = Recommended(
 # tuned (docs/results.md).
 # The others are first guesses.
 _RATED: Final = partial(
-    Known, make=ratings.rating_task, model=ratings.MODEL, explained=options.RATINGS
+    Known, make=ratings.rating_task, model=ratings.RATING_MODEL, explained=options.RATINGS_EXPLAINED
 )
 
 TASKS: Final[Mapping[str, Known]] = {
@@ -482,7 +493,7 @@ TASKS: Final[Mapping[str, Known]] = {
         summary="A user's own CSV or Parquet; an option that is empty or 0 is left out.",
         title="own interactions, {data.name}",
         recommended=replace(_SHOP, cohort=20),
-        explained=options.INTERACTIONS,
+        explained=options.INTERACTIONS_EXPLAINED,
     ),
     "ratings-100k": _RATED(
         read=RATINGS["ratings-100k"],
@@ -521,8 +532,8 @@ TASKS: Final[Mapping[str, Known]] = {
         title="next word in plays, {data.clients:,} speakers, {data.sizes[word]:,} words",
         recommended=_SPOKEN,
         make=words.word_task,
-        model=words.MODEL,
-        explained=options.WORDS,
+        model=words.WORD_MODEL,
+        explained=options.WORDS_EXPLAINED,
     ),
     "speakers-like": Known(
         read=speakers_like,
@@ -535,8 +546,8 @@ TASKS: Final[Mapping[str, Known]] = {
             max_rows=1_000,
         ),
         make=words.word_task,
-        model=words.MODEL,
-        explained=options.WORDS,
+        model=words.WORD_MODEL,
+        explained=options.WORDS_EXPLAINED,
     ),
     "trec": Known(
         read=trec,
@@ -544,8 +555,8 @@ TASKS: Final[Mapping[str, Known]] = {
         title="TREC question classification",
         recommended=_QUESTIONS,
         make=classes.text_task,
-        model=classes.TEXT,
-        explained=options.CLASSES,
+        model=classes.TEXT_MODEL,
+        explained=options.CLASSES_EXPLAINED,
         tables=False,
     ),
     "mnist": Known(
@@ -554,8 +565,8 @@ TASKS: Final[Mapping[str, Known]] = {
         title="MNIST, {data.clients:,} clients",
         recommended=_DIGITS,
         make=classes.image_task,
-        model=classes.IMAGES,
-        explained=options.CLASSES,
+        model=classes.IMAGE_MODEL,
+        explained=options.CLASSES_EXPLAINED,
         tables=False,
     ),
 }

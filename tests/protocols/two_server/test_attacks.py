@@ -20,9 +20,9 @@ from tessera.crypto.keys import SealingKey, seal_to
 from tessera.crypto.secret import Secret
 from tessera.errors import CryptoError, MisuseError, PeerError, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId
-from tessera.learning.tables.lazy_table import LazyTable
 from tessera.learning.tables.submodel import ModelUpdate as RoundUpdate
 from tessera.learning.tables.submodel import TableUpdate
+from tessera.learning.tables.table import LazyTable
 from tessera.plan import TwoServerPlan
 from tessera.protocols.two_server import envelope
 from tessera.protocols.two_server.inbox import ReportInbox

@@ -14,7 +14,7 @@ from rounds.two_server.test_waking import Round
 from tessera import wire
 from tessera.errors import MisuseError, RoundIsOver, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, Party
-from tessera.learning.tables.lazy_table import LazyTable
+from tessera.learning.tables.table import LazyTable
 from tessera.protocols.machine import Outbound
 from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.messages import HandshakeOffer, Purpose

@@ -29,7 +29,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.learning.ratings import BIAS_SHARE
+from tessera.learning.rating_models import BIAS_SHARE
 from tessera.learning.tables.arrays import Ids
 from tessera.learning.training.settings import LocalTraining
 

@@ -14,7 +14,7 @@ from tessera.audit.ratings.plain_uploads import NEAR
 from tessera.audit.ratings.record import RatingRound
 from tessera.audit.ratings.sums import Linked, linked, mixtures
 from tessera.ids import ClientId
-from tessera.learning.ratings import ITEMS, USER_START
+from tessera.learning.rating_models import ITEMS, USER_START
 from tessera.learning.tables.arrays import Ids
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan import Plan

@@ -17,7 +17,7 @@ from tessera.audit.ratings.recover import recovery
 from tessera.audit.ratings.table import BINS, HitRates
 from tessera.audit.ratings.unmask import best
 from tessera.ids import ClientId, RoundId
-from tessera.learning.ratings import mask_penalties
+from tessera.learning.rating_models import mask_penalties
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan import Plan
 

@@ -13,8 +13,8 @@ from tessera.audit.ratings.gradient import Floats, Upload
 from tessera.audit.ratings.sums import SumRows
 from tessera.audit.record import RoundView, unmasked_clients
 from tessera.ids import ClientId, RoundId
-from tessera.learning.quantize import signed
-from tessera.learning.ratings import ITEMS
+from tessera.learning.compression import signed
+from tessera.learning.rating_models import ITEMS
 from tessera.learning.tables.arrays import Ids
 from tessera.plan import Plan
 from tessera.protocols.machine import RoundOutcome, RoundOver

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tessera.audit.ratings.gradient import Floats, on_scale
-from tessera.learning.ratings import INTERCEPT
+from tessera.learning.rating_models import INTERCEPT
 
 
 def unmasked(masked: Floats, attributes: Floats, penalty: float) -> Floats:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.errors import ConfigError
-from tessera.learning.ratings import BASE
+from tessera.learning.rating_models import BASE
 
 FEATURES: Final = "features"
 ORDERS: Final = ("linear", "fm", "network")

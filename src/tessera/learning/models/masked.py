@@ -34,7 +34,7 @@ from tessera.data.negatives import SecretOf
 from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.models.private import FactorisationMachine, Linear, Network, Private
-from tessera.learning.ratings import mask_penalties
+from tessera.learning.rating_models import mask_penalties
 from tessera.privacy.masks import indicator
 
 Ints = npt.NDArray[np.int64]

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tessera.data.words import CONTEXT
-from tessera.learning.models.textcnn import reset
+from tessera.data.speech import CONTEXT
+from tessera.learning.models.classifiers import reset
 
 
 class NextWord(nn.Module):

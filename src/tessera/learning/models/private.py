@@ -18,7 +18,7 @@ from typing import ClassVar, Final
 import torch
 from torch import Tensor
 
-from tessera.learning.ratings import INTERCEPT
+from tessera.learning.rating_models import INTERCEPT
 
 EPOCHS: Final = 30
 STOPS: Final = (10, 20, 30)

@@ -1,10 +1,13 @@
-"""Array types of the learning layer, and sorted sets of row ids."""
+"""Array types of the learning layer, sorted sets of row ids, and arrays from .npz files."""
 
 from __future__ import annotations
 
+import zipfile
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 Ids: TypeAlias = NDArray[np.uint64]
@@ -32,3 +35,28 @@ def distinct(ids: NDArray[np.uint64]) -> Ids:
     first = np.ones(ids.size, dtype=np.bool_)
     first[1:] = ids[1:] != ids[:-1]
     return ids[first]
+
+
+def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """Arrays of a file that may be damaged or hostile; ValueError for what `savez` never writes.
+
+    Entries are stored and not compressed, and no header claims more than its entry holds, so that
+    memory stays in proportion to the file.
+    """
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            if entry.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"{entry.filename} is compressed")
+            with archive.open(entry) as file:
+                version = npy.read_magic(file)
+                if version not in ((1, 0), (2, 0)):
+                    raise ValueError(f"{entry.filename} has an unknown version")
+                read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+                shape, _, dtype = read(file)
+            claimed = dtype.itemsize
+            for length in shape:  # Python integers: a product of any size
+                claimed *= int(length)
+            if dtype.hasobject or claimed > entry.file_size:
+                raise ValueError(f"{entry.filename} claims more than it holds")
+    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as stored:
+        return {name: stored[name] for name in stored.files}

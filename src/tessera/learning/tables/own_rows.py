@@ -21,8 +21,8 @@ from tessera.data.negatives import SecretOf
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.tables.arrays import Floats, Ids
 from tessera.learning.tables.initial import Normal, PerClient, shaped, units
-from tessera.learning.tables.lazy_table import LazyTable
 from tessera.learning.tables.spec import TableSpec
+from tessera.learning.tables.table import LazyTable
 
 KEY_BYTES: Final = 16
 

@@ -1,6 +1,6 @@
 """Submodel and ModelUpdate: what a client gets to train, and what it gives back.
 
-Plain arrays: the rounds carry them, and whatever trains (`learning/training/local.py`, `cohort.py`,
+Plain arrays: the rounds carry them, and whatever trains (`learning/training/`,
 or something that is not PyTorch) turns the one into the other.
 """
 

@@ -4,7 +4,7 @@
     Sequential             the reference trainer, one client after the other, for any module
     finish  -> Trained     deltas and counts, aligned with the rows the client may train
 
-`cohort.py` trains many clients at once by the same interface and shares everything but the loop.
+`vectorised/` trains many clients at once by the same interface and shares everything but the loop.
 
 A step: the mean loss over the batch's examples; its gradient for the dense part and for all rows,
 local ones too; scaled down together if its norm is over `clip`; then `weight_decay` times the value

@@ -14,7 +14,7 @@ from tessera import wire
 from tessera.errors import Malformed
 from tessera.ids import RoundId
 from tessera.learning.tables.arrays import Ids
-from tessera.learning.tables.derived_map import DerivedMap
+from tessera.learning.tables.spec import DerivedMap
 from tessera.plan import Plan
 from tessera.protocols.two_server.params import Servers, TwoServerParams
 from tessera.rounds import select

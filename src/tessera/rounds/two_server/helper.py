@@ -17,8 +17,8 @@ from tessera.crypto.prg import Label
 from tessera.errors import ConfigError, Malformed, MisuseError, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.learning.tables.arrays import Floats
-from tessera.learning.tables.derived_map import DerivedMap
-from tessera.learning.tables.stored import StoredTable
+from tessera.learning.tables.spec import DerivedMap
+from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
 from tessera.protocols.machine import (
     Follower,

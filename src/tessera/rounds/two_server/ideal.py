@@ -22,7 +22,7 @@ from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError, PeerError, RoundAborted
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, TableId
 from tessera.learning.tables.arrays import Floats, Ids, distinct
-from tessera.learning.tables.stored import StoredTable
+from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
 from tessera.protocols.machine import Outbound
 from tessera.protocols.two_server.handshake import PHASE as HANDSHAKE

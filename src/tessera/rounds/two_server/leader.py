@@ -20,8 +20,8 @@ from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, RoundAborted
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, StageId
 from tessera.learning.tables.arrays import Ids
-from tessera.learning.tables.derived_map import DerivedMap
-from tessera.learning.tables.stored import StoredTable
+from tessera.learning.tables.spec import DerivedMap
+from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
 from tessera.protocols.machine import (
     Aborted,

@@ -12,8 +12,8 @@ from tessera.crypto.secret import Secret
 from tessera.errors import Malformed
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.tables.arrays import Floats
-from tessera.learning.tables.derived_map import DerivedMap
-from tessera.learning.tables.stored import StoredTable
+from tessera.learning.tables.spec import DerivedMap
+from tessera.learning.tables.table import StoredTable
 from tessera.plan import UNION, Plan
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.server import Server

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tessera.crypto.cuckoo import HASHES
 from tessera.ids import RoundId, TableId
 from tessera.learning.tables.arrays import Floats, Ids
-from tessera.learning.tables.stored import StoredTable
+from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
 from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import (

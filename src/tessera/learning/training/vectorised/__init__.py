@@ -1,6 +1,6 @@
 """Training a whole cohort at once, for the user's own module.
 
-plan.py     every step of every client as arrays of one shape
+batches.py  every step of every client as arrays of one shape
 step.py     one step of several clients side by side, by `torch.func`, compiled or not
 learner.py  slots that clients go through, longest first
 check.py    `best`: which path is right for a module, and why

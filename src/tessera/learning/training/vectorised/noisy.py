@@ -30,9 +30,17 @@ from tessera.learning.training.local import (
     tensor,
     train_mode,
 )
-from tessera.learning.training.noisy.client import NoisyClient, at_hand, client_kind, fresh_rows
-from tessera.learning.training.noisy.local import NoisySequential
-from tessera.learning.training.noisy.steps import SHORTER, Ints, NoisySteps, StepBatch
+from tessera.learning.training.noisy_local import NoisySequential
+from tessera.learning.training.noisy_steps import (
+    SHORTER,
+    Ints,
+    NoisyClient,
+    NoisySteps,
+    StepBatch,
+    at_hand,
+    client_kind,
+    fresh_rows,
+)
 from tessera.learning.training.settings import LocalTraining
 from tessera.learning.training.vectorised.batches import TableGroup, columns, distinct_rows, groups
 from tessera.learning.training.vectorised.learner import single_threaded
@@ -302,8 +310,8 @@ def _along(scale: Tensor, up: Tensor) -> Tensor:
 #
 # NoisyVectorised: training with noise, all groups of a batch at once and small clients together.
 #
-# What a step is stands in `noisy/steps.py`; state and noise of a client are `noisy/client.py`'s,
-# as in the reference; the gradients are `group_step.py`'s. A batch of more groups than fit takes
+# What a step is stands in `noisy_steps.py`, as do state and noise of a client,
+# as in the reference; the gradients are `group_step`'s. A batch of more groups than fit takes
 # several passes, whose sums are added up.
 #
 # The number of groups is another in every step, and a step compiled for each would never pay. So a

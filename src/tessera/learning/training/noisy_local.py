@@ -19,8 +19,16 @@ from tessera.learning.training.local import (
     tensor,
     train_mode,
 )
-from tessera.learning.training.noisy.client import NoisyClient, at_hand, client_kind, fresh_rows
-from tessera.learning.training.noisy.steps import SHORTER, Ints, NoisySteps, StepBatch
+from tessera.learning.training.noisy_steps import (
+    SHORTER,
+    Ints,
+    NoisyClient,
+    NoisySteps,
+    StepBatch,
+    at_hand,
+    client_kind,
+    fresh_rows,
+)
 from tessera.learning.training.settings import LocalTraining
 from tessera.learning.training.vectorised.batches import groups
 

@@ -22,7 +22,7 @@ from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError
 from tessera.learning.models.features import FEATURES
 from tessera.learning.models.masked import ClientMasks, MaskTraining, fit
-from tessera.learning.ratings import BASE
+from tessera.learning.rating_models import BASE
 
 UNIT: Final = 2.0**-10
 """A rating is counted in these."""

@@ -1,4 +1,4 @@
-"""Examples with classes, spread evenly over clients.
+"""Parts of a data set: who holds which examples, and what is tested on.
 
 The sets of Cui et al. 2022, section 7.3, know no users: their training examples are shuffled and
 dealt out, equally many to everybody, as McMahan et al. 2017 do where clients are all alike. So are
@@ -8,6 +8,7 @@ the published test examples, which only a federated metric looks at client by cl
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -68,3 +69,17 @@ def spread_evenly(
 def _dealt(examples: int, clients: int) -> npt.NDArray[np.int64]:
     """Bounds of parts that differ by one example at most."""
     return np.arange(clients + 1, dtype=np.int64) * examples // clients
+
+
+def with_validation(data: ClientData) -> tuple[ClientData, ClientData]:
+    """The population without the last tenth of each training part, rounded down; twice.
+
+    The test part of the first is as it was, that of the second is what was held out.
+    """
+    counts = np.diff(data.offsets)
+    kept = counts - np.floor(counts * HELD + 1e-9).astype(np.int64)
+    place = np.arange(len(data.train)) - np.repeat(data.offsets[:-1], counts)
+    held = place >= np.repeat(kept, counts)
+    ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(kept)])
+    fewer = replace(data, train=data.train.take(~held), offsets=ends)
+    return fewer, replace(fewer, test=data.train.take(held), test_offsets=data.offsets - ends)

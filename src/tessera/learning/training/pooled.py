@@ -24,8 +24,7 @@ from tessera.errors import ConfigError
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.softmax import CANDIDATES, log_weights
 from tessera.learning.tables.arrays import Floats, Ids
-from tessera.learning.tables.lazy_table import LazyTable
-from tessera.learning.tables.stored import StoredTable
+from tessera.learning.tables.table import LazyTable, StoredTable
 from tessera.learning.training.local import (
     Loss,
     click_loss,

@@ -1,33 +1,158 @@
-"""NoisyClient: one client in training with noise; rows owe it until they are read.
+"""NoisySteps: how a client trains with noise; and batches of groups that are clipped together.
 
-Noise goes to every row at hand in every step, but nobody looks at a row between the steps that read
-it. So a row that no example touches only counts the steps: what it owes is drawn in one, with the
-variance of all of them, before it is next read or when the client ends (arXiv 2404.08847). The
-noise that a step itself adds to the rows it touches is drawn with the step.
+A step, in words. Some of the client's examples are drawn by its own coins. They fall into groups:
+at item level every example is one, at subject level those of one person are. The gradients of a
+group's losses are added up, over the dense part, all rows and local rows together, and scaled down
+to `clip` if they are longer: a group without a finite gradient counts as zeros. What the groups
+give is added up, noise of deviation `noise` times `clip` is added to every value of the dense part
+and of **every row at hand**, and the step is the rate times that, over the plan's batch: not over
+the number of examples that were drawn, which is nobody's business.
 
-All randomness follows from one secret of the client and round: the coins, the dense part's noise
-and that of each table, a stream each.
+To draw otherwise, write another `Drawing`. It is handed the client's prepared examples (with their
+subjects, where they have some) and the coins of the round, and gives the batch of one step. It may
+not use any other randomness, nor give a group that holds two units of the privacy claimed.
+
+    def whole_shops(prepared: PreparedJob, coins: CoinStream) -> StepBatch:
+        shop = prepared.batch["shop"]
+        ...
+        return StepBatch(which, groups)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from tessera.crypto.coins import CoinStream
-from tessera.crypto.noise import Gaussian, Narrow, dense_noise, row_noise
+from tessera.crypto.noise import DEVIATION, Gaussian, Narrow, dense_noise, row_noise
 from tessera.crypto.prg import Label, Stream
-from tessera.errors import MisuseError
+from tessera.crypto.secret import Secret
+from tessera.errors import ConfigError, MisuseError
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.tables.arrays import Floats
 from tessera.learning.tables.submodel import ModelUpdate, TablePart, TableUpdate
 from tessera.learning.training.local import Job, PreparedJob, Trained, nothing_of
-from tessera.learning.training.noisy.steps import Ints, NoisySteps, StepBatch
 from tessera.learning.training.settings import LocalTraining
+
+Ints = npt.NDArray[np.int64]
+
+LEAST_NOISE: Final = 1e-3
+"""With less, contributions would not fit the integers that noise comes in."""
+FINEST: Final = 2**20
+"""Integers per clip where there is no noise."""
+SHORTER: Final = 1.0 - 1e-5
+"""Contributions are cut to this much of the clip: their length is found in single precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """A step's batch: which examples, and the group of each, numbered from 0 in ascending order.
+
+    Examples of one group stand side by side. `draws` says how many times the plan's noise this step
+    adds to every value: 1, but where noise goes by the batch, as printed in a paper. `most` is then
+    the most examples of one person in it.
+    """
+
+    which: Ints = field(repr=False)
+    groups: Ints = field(repr=False)
+    draws: int = 1
+    most: int = 0
+
+    def __post_init__(self) -> None:
+        if self.which.shape != self.groups.shape or self.which.ndim != 1:
+            raise MisuseError("a batch has one group for each of its examples")
+        steps = np.diff(self.groups, prepend=-1)
+        if self.groups.size and not (((steps == 0) | (steps == 1)).all() and self.groups[0] == 0):
+            raise MisuseError("groups of a batch are numbered from 0, one after the other")
+
+    @property
+    def many(self) -> int:
+        """How many groups there are."""
+        return int(self.groups[-1]) + 1 if self.groups.size else 0
+
+    @classmethod
+    def grouped(cls, which: Ints, of: Ints) -> StepBatch:
+        """These examples, those with the same number in `of` in one group."""
+        order = np.argsort(of, kind="stable")
+        _, groups = np.unique(of[order], return_inverse=True)
+        return cls(which[order].astype(np.int64), groups.astype(np.int64))
+
+
+Drawing: TypeAlias = Callable[[PreparedJob, CoinStream], StepBatch]
+"""Draws one step's batch; called once for every step, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class EachExample:
+    """Item level: every example by a coin of its own, and by itself."""
+
+    probability: float
+
+    def __call__(self, prepared: PreparedJob, coins: CoinStream) -> StepBatch:
+        which = np.flatnonzero(coins.heads(prepared.examples, self.probability))
+        return StepBatch(which, np.arange(which.size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoisySteps:
+    """What a plan says about training with noise; none of it follows from the data.
+
+    `batch` divides every step: it is the number of examples that a batch is to have. A `noise` of 0
+    is that of a client who only clips, for noise that others add to the sum: it takes one step, in
+    which local rows stay as they are, and of which it clips what it will send. There rows weigh
+    `row_weight` times their gradient beside the dense part.
+    """
+
+    clip: float
+    noise: float
+    steps: int
+    batch: int
+    drawing: Drawing
+    row_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.only_clips and self.steps != 1:
+            raise MisuseError(f"a sum of {self.steps} steps without noise protects no example")
+        if not self.only_clips and not self.noise >= LEAST_NOISE:
+            raise ConfigError(
+                f"noise = {self.noise:g} times the clip is as good as none",
+                hint=f"use {LEAST_NOISE:g} or more; privacy begins far above it",
+            )
+
+    @property
+    def only_clips(self) -> bool:
+        return self.noise == 0.0
+
+    @property
+    def unit(self) -> float:
+        """The value that one integer of noise stands for (`crypto/noise.py`), or of a sum."""
+        return self.clip / FINEST if self.only_clips else self.clip * self.noise / DEVIATION
+
+    @property
+    def longest(self) -> float:
+        """A group's contribution in integers is at most this long."""
+        return self.clip / self.unit
+
+
+# --- client ---------------------------------------------------------------------------------------
+#
+# NoisyClient: one client in training with noise; rows owe it until they are read.
+#
+# Noise goes to every row at hand in every step, but nobody looks at a row between the steps that
+# read it. So a row that no example touches only counts the steps: what it owes is drawn in one,
+# with the variance of all of them, before it is next read or when the client ends (arXiv
+# 2404.08847). The noise that a step itself adds to the rows it touches is drawn with the step.
+#
+# All randomness follows from one secret of the client and round: the coins, the dense part's noise
+# and that of each table, a stream each.
+
 
 ROWS_AT_ONCE: Final = 1 << 16
 """Rows that are looked at together: what is made of all would be as large as the table."""
@@ -230,3 +355,47 @@ class ClippedClient(NoisyClient):
             examples=prepared.examples,
             not_finite=self.not_finite,
         )
+
+
+# --- user -----------------------------------------------------------------------------------------
+#
+# A client's update as one contribution: cut to one length, with counts that say nothing.
+#
+# At user level all that a client sends is one unit: dense part and all rows are scaled down
+# together to the clip. Weight and counts are 1 whatever data stands behind them, so that sums are
+# divided by numbers that are known: how many took part, and how many have the row at hand. They
+# are no part of what is clipped, since they are the same if the client sends zeros.
+
+
+Values = npt.NDArray[np.float64]
+
+
+def clipped_update(update: ModelUpdate, clip: float) -> ModelUpdate:
+    """At most `clip` long in all, weight and counts of 1; zeros where it was not finite."""
+    parts = [np.asarray(update.dense, np.float64)]
+    parts += [np.asarray(part.values, np.float64) for part in update.tables.values()]
+    length = math.sqrt(sum(float(np.square(part).sum()) for part in parts))
+    scale = 0.0 if not math.isfinite(length) else min(1.0, clip / length) if length else 1.0
+    scaled = [part * scale if scale else np.zeros_like(part) for part in parts]
+    return _replaced(update, scaled)
+
+
+def noisy_update(update: ModelUpdate, clip: float, noise: float, secret: Secret) -> ModelUpdate:
+    """A clipped update with the client's own noise on every value; in integers, towards zero."""
+    unit = clip * noise / DEVIATION
+    parts = [(update.dense, dense_noise(secret))]
+    parts += [(part.values, row_noise(secret, name)) for name, part in update.tables.items()]
+    noised: list[Values] = []
+    for part, source in parts:
+        drawn = source.draw(part.size).reshape(part.shape)
+        noised.append(np.asarray((np.trunc(part / unit) + drawn) * unit, np.float64))
+    return _replaced(update, noised)
+
+
+def _replaced(update: ModelUpdate, parts: list[Values]) -> ModelUpdate:
+    dense, *rows = parts
+    tables = {
+        name: TableUpdate(values, np.ones(len(values), np.int64))
+        for name, values in zip(update.tables, rows, strict=True)
+    }
+    return ModelUpdate(dense, 1, tables)
