@@ -29,11 +29,6 @@ from tessera.protocols.secagg.session import Standing, neighbourhood
 # The key streams of masks, and the secrets they come from, the same at client and server.
 
 
-def seed_commitment(seed: Secret, context: bytes, owner: ClientId, stage: StageId) -> bytes:
-    """Advertised beforehand, so that a seed recovered from wrong shares is recognised."""
-    return seed.derive(Label.COMMITMENT, context, owner, stage).reveal()
-
-
 def pair_secret(
     own: AgreementKey,
     peer_key: bytes,

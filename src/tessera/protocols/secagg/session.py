@@ -13,7 +13,7 @@ from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import CryptoError, MisuseError, ServerFault
 from tessera.ids import ClientId, StageId, TableId
-from tessera.protocols.secagg import graph, masking, transcript
+from tessera.protocols.secagg import graph, transcript
 from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.messages import (
     Advert,
@@ -185,7 +185,7 @@ def advert_of(session: Session, identity: Identity | None) -> Advert:
     stages = tuple(
         StageKeys(
             mask_key=AgreementKey.from_secret(session.mask_key(stage)).public,
-            commitment=masking.seed_commitment(session.self_seed(stage), params.context, me, stage),
+            commitment=seed_commitment(session.self_seed(stage), params.context, me, stage),
         )
         for stage in session.stages()
     )
@@ -212,6 +212,11 @@ def member_of(advert: Advert) -> Member:
         stages=advert.stages,
         signature=advert.signature,
     )
+
+
+def seed_commitment(seed: Secret, context: bytes, owner: ClientId, stage: StageId) -> bytes:
+    """Advertised beforehand, so that a seed recovered from wrong shares is recognised."""
+    return seed.derive(Label.COMMITMENT, context, owner, stage).reveal()
 
 
 def neighbourhood(params: SecAggParams, roster: Roster) -> graph.Neighbourhood:

@@ -19,7 +19,7 @@ from tessera.protocols.secagg.messages import Roster
 from tessera.protocols.secagg.params import SecAggParams
 from tessera.protocols.secagg.phases import InputSum, TableSum, Unmasking
 from tessera.protocols.secagg.recovery import RecoveryTask
-from tessera.protocols.secagg.session import neighbourhood
+from tessera.protocols.secagg.session import neighbourhood, seed_commitment
 
 
 def recovery_tasks(
@@ -52,7 +52,7 @@ def recovery_tasks(
 def _matches_commitment(
     context: bytes, owner: ClientId, stage: StageId, committed: bytes
 ) -> Callable[[Secret], bool]:
-    return lambda seed: masking.seed_commitment(seed, context, owner, stage) == committed
+    return lambda seed: seed_commitment(seed, context, owner, stage) == committed
 
 
 def _has_public_key(advertised: bytes) -> Callable[[Secret], bool]:
