@@ -27,10 +27,10 @@ from tessera.ids import ClientId, RoundId
 from tessera.plan import ServicePlan
 from tessera.runs.logs import JsonLog
 from tessera.services.client import ClientService
+from tessera.services.group_commit import SharedSteps
 from tessera.services.http import FIRST, RECEIVED, dialer, requests
+from tessera.services.http.connection import AnswerTooLong, HttpAnswer, LeaderLine, LineBroken
 from tessera.services.http.dialer import Dialer, LeaderRefuses
-from tessera.services.http.line import AnswerTooLong, HttpAnswer, LeaderLine, LineBroken
-from tessera.services.http.shared_steps import SharedSteps
 from tessera.services.journal import Moment
 from tessera.services.keyring import Keyring
 from tessera.services.link import LinkStanding, Numbered

@@ -13,7 +13,7 @@ from services.service_lab import Lab
 from tessera.ids import HELPER, RoundId
 from tessera.plan import Plan, TwoServerPlan
 from tessera.rounds.two_server import leader_roles
-from tessera.services.http.committed import outcome_of
+from tessera.services.journal import outcome_of
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from rounds.population import plan
 from services.service_lab import Lab
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.plan import DPPlan, NoiseFrom, TwoServerPlan
-from tessera.services.http.committed import state_of
+from tessera.services.journal import state_of
 from tessera.services.link import OldCopy, name_of
 
 

@@ -20,14 +20,14 @@ from services.service_lab import Lab
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.plan import ServicePlan, TwoServerPlan
 from tessera.runs.logs import JsonLog
+from tessera.services.group_commit import SharedSteps
 from tessera.services.http import requests as parcel
 from tessera.services.http.app import LeaderApp, create_app
-from tessera.services.http.committed import CommittedOutcomes
 from tessera.services.http.conductor import Conductor
+from tessera.services.http.connection import HttpAnswer, LeaderLine
 from tessera.services.http.dialer import Dialer
-from tessera.services.http.line import HttpAnswer, LeaderLine
 from tessera.services.http.requests import RequestChecker
-from tessera.services.http.shared_steps import SharedSteps
+from tessera.services.journal import CommittedOutcomes
 from tessera.services.keyring import Directory, Keyring
 
 BUNDLE: Final = b"b" * 32

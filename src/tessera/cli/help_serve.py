@@ -13,7 +13,7 @@ from tessera.ids import HELPER
 from tessera.runs.logs import JsonLog
 from tessera.services.bundle import Bundle
 from tessera.services.deployment import open_helper
-from tessera.services.http.joining import dial
+from tessera.services.http.dialer import dial
 from tessera.services.keyring import Keyring
 
 

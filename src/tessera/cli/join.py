@@ -16,7 +16,7 @@ from tessera.ids import ClientId
 from tessera.runs.logs import JsonLog
 from tessera.services.bundle import Bundle
 from tessera.services.deployment import Account, ClientMaker, open_clients, synthetic_maker
-from tessera.services.http.joining import dial
+from tessera.services.http.dialer import dial
 from tessera.services.keyring import Keyring, folder_of
 from tessera.services.offered_rows import OneGroup
 

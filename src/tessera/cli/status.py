@@ -11,7 +11,7 @@ import typer
 
 from tessera.cli.format import AsJson
 from tessera.errors import ConfigError
-from tessera.services.http.committed import state_of
+from tessera.services.journal import state_of
 
 
 def status(

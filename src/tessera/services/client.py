@@ -25,7 +25,7 @@ from tessera.rounds import schemes
 from tessera.rounds.local_state import LocalState, Word
 from tessera.rounds.roles import ClientParty, RoundClient, StoredRole
 from tessera.runs.client_training import contribution
-from tessera.services.dialing import DialingParty
+from tessera.services.dialing_party import DialingParty
 from tessera.services.journal import Journal
 from tessera.services.journal_stores import JournalPeriods, charges, load_local, save_local
 from tessera.services.link import LinkStanding

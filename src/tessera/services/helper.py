@@ -18,7 +18,7 @@ from tessera.rounds.course import HelperCourse
 from tessera.rounds.roles import HelperParty, StoredRole
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.two_server.helper import HelperRound
-from tessera.services.dialing import DialingParty
+from tessera.services.dialing_party import DialingParty
 from tessera.services.journal import Journal
 from tessera.services.journal_stores import JournalKeys, JournalReplayGuard
 

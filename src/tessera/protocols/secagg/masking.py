@@ -19,10 +19,10 @@ from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError
 from tessera.ids import ClientId, StageId, TableId
 from tessera.protocols.secagg import binding, holdback, transcript
+from tessera.protocols.secagg import session as sessions
 from tessera.protocols.secagg.binding import Received
 from tessera.protocols.secagg.messages import MaskedInput, Rows
 from tessera.protocols.secagg.params import StageSpec
-from tessera.protocols.secagg.session import Standing, neighbourhood
 
 # --- mask streams ---------------------------------------------------------------------------------
 #
@@ -80,7 +80,7 @@ class Input:
 
 
 def masked(
-    at: Standing,
+    at: sessions.Standing,
     given: Input,
     *,
     agreed: bytes,
@@ -101,7 +101,7 @@ def masked(
     context = transcript.roster_context(params, at.roster)
     check_input(spec, given, included)
 
-    hood = neighbourhood(params, at.roster)
+    hood = sessions.neighbourhood(params, at.roster)
     present = {int(c) for c in at.participants}
     dense_peers = [c for c in hood.neighbours(me) if c in present] if spec.dense else []
     row_peers = {c for by_peer in shared.values() for c in by_peer}

@@ -21,9 +21,9 @@ from tessera.plan import ServicePlan
 from tessera.protocols.machine import RoundOutcome
 from tessera.services.http import FIRST, RECEIVED, REFUSED
 from tessera.services.http import requests as parcel
-from tessera.services.http.committed import CommittedOutcomes
 from tessera.services.http.conductor import Conductor, Submission
 from tessera.services.http.requests import SESSION, RefusedRequest, RequestChecker, SignedRequest
+from tessera.services.journal import CommittedOutcomes
 from tessera.services.leader import Answer, MessageRequest
 from tessera.services.link import LinkView, Numbered
 

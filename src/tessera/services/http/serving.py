@@ -28,9 +28,9 @@ from tessera.runs.logs import JsonLog
 from tessera.services.bundle import Bundle
 from tessera.services.http import is_loopback
 from tessera.services.http.app import LeaderApp, create_app
-from tessera.services.http.committed import CommittedOutcomes
 from tessera.services.http.conductor import Conductor, Submission
 from tessera.services.http.requests import RequestChecker
+from tessera.services.journal import CommittedOutcomes
 from tessera.services.keyring import Directory
 from tessera.services.leader import LeaderService
 

@@ -15,16 +15,12 @@ from tessera.errors import PeerError, RoundIsOver, ServerFault
 from tessera.ids import SERVER, Party, RoundId
 from tessera.protocols.machine import Outbound, RoundOutcome
 from tessera.rounds.roles import StoredRole
-from tessera.services.journal import Journal
+from tessera.services.journal import OLD_COPY, Journal
 from tessera.services.journal_stores import entries, store_role, stored_role
 from tessera.services.link import ACCEPTED, Link, Links, LinkStanding, Numbered, OldCopy, name_of
 
 ONLY: Final = 0
 """A member has one role at a time."""
-
-
-OLD_COPY: Final = "old copy"
-"""The fact that says so, for good: what such a state has forgotten it would say a second time."""
 OVER: Final = frozenset({"Over", "Left", "done"})
 
 

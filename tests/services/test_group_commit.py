@@ -12,8 +12,8 @@ import pytest
 
 from tessera.errors import TesseraError
 from tessera.runs.logs import JsonLog
-from tessera.services.http import shared_steps
-from tessera.services.http.shared_steps import SharedSteps
+from tessera.services import group_commit
+from tessera.services.group_commit import SharedSteps
 from tessera.services.journal import Journal, JournalFailed, Moment
 
 
@@ -62,7 +62,7 @@ def test_what_comes_in_while_a_batch_is_at_work_is_a_part_of_it(tmp_path: Path) 
 def test_a_batch_that_takes_long_takes_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_steps, "LONGEST", 0.0)
+    monkeypatch.setattr(group_commit, "LONGEST", 0.0)
 
     async def use(steps: SharedSteps, journal: Journal, _: Party) -> None:
         assert await asyncio.gather(*(steps.run(lambda n=n: n) for n in range(4))) == [0, 1, 2, 3]

@@ -16,7 +16,7 @@ pytest.importorskip("h11")
 from tessera.errors import ConfigError
 from tessera.plan import ServicePlan
 from tessera.runs.logs import JsonLog
-from tessera.services.http import joining
+from tessera.services.http import dialer
 from tessera.services.http.dialer import LeaderRefuses
 
 SECRET = "row 4711"
@@ -53,7 +53,7 @@ def ended(clients: list[Callable[[], Any]], monkeypatch: pytest.MonkeyPatch) -> 
                 await asyncio.sleep(0)
             finished.append(self.party.name)
 
-    monkeypatch.setattr(joining, "Dialer", Stub)
+    monkeypatch.setattr(dialer, "Dialer", Stub)
     parties = [
         (
             SimpleNamespace(name=f"client {n}", work=work, journal=None),
@@ -61,7 +61,7 @@ def ended(clients: list[Callable[[], Any]], monkeypatch: pytest.MonkeyPatch) -> 
         )
         for n, work in enumerate(clients)
     ]
-    made = joining._dial("http://127.0.0.1:1", parties, ServicePlan(), JsonLog("clients"))  # type: ignore[arg-type]
+    made = dialer._dial("http://127.0.0.1:1", parties, ServicePlan(), JsonLog("clients"))  # type: ignore[arg-type]
     try:
         return asyncio.run(made), len(finished)
     except (ConfigError, LeaderRefuses) as error:
@@ -81,7 +81,9 @@ def test_a_client_whose_work_fails_ends_alone_and_the_status_says_so(
     said = capfd.readouterr().err
     (line,) = [each for each in map(json.loads, said.splitlines()) if each["event"] == "failed"]
     assert (line["member"], line["error"]) == ("client 1", "KeyError")
-    assert line["at"][-1].startswith("test_dialing.py:") and line["at"][-1].endswith(" fails")
+    assert line["at"][-1].startswith("test_dialer_process.py:") and line["at"][-1].endswith(
+        " fails"
+    )
     assert SECRET not in said
 
 

@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("h11")
 
-from tessera.services.http import line as line_module
-from tessera.services.http.line import AnswerTooLong, HttpAnswer, LeaderLine, LineBroken
+from tessera.services.http import connection as line_module
+from tessera.services.http.connection import AnswerTooLong, HttpAnswer, LeaderLine, LineBroken
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK: Final = b"HTTP/1.1 200 OK\r\nTessera-First: 7\r\nContent-Length: 3\r\n\r\nabc"

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 from tessera.errors import TesseraError
 from tessera.runs.logs import JsonLog
-from tessera.services.dialing import DialingParty
+from tessera.services.dialing_party import DialingParty
 from tessera.services.journal import Journal, JournalFailed
 
 T = TypeVar("T")
