@@ -31,9 +31,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import machine
-from papers.fsl import cells as fsl_cells
-from papers.fsl.measure import SCALAR, part_of, scaled
-from papers.sfsl.measure import COLUMNS, ITEMS
+from papers import fsl_tables as fsl_cells
+from papers.fsl_measure import SCALAR, part_of, scaled
+from papers.sfsl_round import COLUMNS, ITEMS
 from tessera.crypto import dpf, kernel, verifiable
 from tessera.crypto.cuckoo import Layout, SimpleTable, bins_for
 from tessera.crypto.dpf import ServerKeys

@@ -36,9 +36,9 @@ from benchmarks.cohort import (
     train_by_hand,
 )
 from benchmarks.peers import PeerFailed, PeerMissing, pfl_cohort
-from papers.fsl import measure as fsl
-from papers.sfsl import measure as sfsl
-from papers.sfsl.measure import RoundSetting
+from papers import fsl_measure as fsl
+from papers import sfsl_round as sfsl
+from papers.sfsl_round import RoundSetting
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.noise import discrete_gaussian
 from tessera.crypto.prg import Label, Stream

@@ -24,8 +24,8 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import machine
-from papers.sfsl import measure as sfsl
-from papers.sfsl.measure import Footprint, Measured, RoundSetting
+from papers import sfsl_round as sfsl
+from papers.sfsl_round import Footprint, Measured, RoundSetting
 
 SMALL: Final = sfsl.ITEMS
 LARGE: Final = 2_000_000_000

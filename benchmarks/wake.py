@@ -32,8 +32,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import machine
-from papers.sfsl import measure as sfsl
-from papers.sfsl.measure import COLUMNS, ROUND, RoundSetting
+from papers import sfsl_round as sfsl
+from papers.sfsl_round import COLUMNS, ROUND, RoundSetting
 from tessera import wire
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.ids import SERVER, ClientId, Party, StageId

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from papers import cache as caches
 from papers import cells
-from papers.cache import Cache
+from papers import runs as caches
+from papers import sfsl as sfsl_cells
+from papers import sfsl_round as sfsl
 from papers.cells import Cell
-from papers.sfsl import cells as sfsl_cells
-from papers.sfsl import measure as sfsl
-from papers.sfsl.cells import measured_round
-from papers.sfsl.measure import Footprint, Measured, RoundSetting
+from papers.runs import Cache
+from papers.sfsl import measured_round
+from papers.sfsl_round import Footprint, Measured, RoundSetting
 from tessera.cli import main as cli
 from tessera.cli import reproduce
 from tessera.rounds.phases import CATEGORIES

@@ -59,8 +59,8 @@ TWO_SIDES: Final = {
 }
 """Labels that more than one function uses, because a derivation has two sides or two steps."""
 
-REPLAYS: Final = ("audit/", "papers/subject_dp/")
-"""Attacks and trials repeat the derivations of the party whose part they play."""
+REPLAYS: Final = ("audit/",)
+"""Attacks repeat the derivations of the party whose part they play."""
 
 
 class Walker(ast.NodeVisitor):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from papers.sfsl.holdings import Market, holders
+from papers.sfsl_holdings import Market, holders
 from tessera.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import rankdata
 
-from papers.sfsl.holdings import holders
+from papers.sfsl_holdings import holders
 from tessera.data.taobao_like import PAPERS, taobao_like
 from tessera.errors import ConfigError
 

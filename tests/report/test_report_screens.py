@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from papers import fedmmf_page as fedmmf
 from papers.cells import Cell
-from papers.fedmmf import page as fedmmf
-from papers.fedmmf.cells import GAINS, PAPER, TABLE_2
+from papers.fedmmf import GAINS, PAPER, TABLE_2
 from report import folders
 from tessera.audit.ratings.table import BINS
 from tessera.report import page as report

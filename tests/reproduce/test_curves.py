@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from papers.sfsl import curves
+from papers import sfsl_curves as curves
 from tessera.cli import main as cli
 from tessera.errors import ConfigError
 from tessera.learning.training.settings import LocalTraining

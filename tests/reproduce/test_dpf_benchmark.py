@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from papers.fsl import cells as fsl_cells
-from papers.fsl import measure as fsl
+from papers import fsl_measure as fsl
+from papers import fsl_tables as fsl_cells
 from tessera.crypto import kernel
 
 ROOT = Path(__file__).parents[2]

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from papers import fedmmf as fedmmf_cells
+from papers import fedmmf_models as fedmmf
+from papers import fedmmf_page
 from papers.cells import Cell, Request
-from papers.fedmmf import bench as fedmmf
-from papers.fedmmf import cells as fedmmf_cells
-from papers.fedmmf import page
-from papers.fedmmf.bench import ML1M, ML100K, UA, Bench, RatingSource
-from papers.fedmmf.cells import GAINS, PAPER, TABLE_2, TABLE_3
-from papers.fedmmf.claims import FAILS, HOLDS, IN_PART, claims
-from papers.fedmmf.show import show
+from papers.fedmmf import GAINS, PAPER, TABLE_2, TABLE_3
+from papers.fedmmf_claims import FAILS, HOLDS, IN_PART, claims
+from papers.fedmmf_models import ML1M, ML100K, UA, Bench, RatingSource
+from papers.fedmmf_show import show
 from reproduce import films
 from tessera.audit.ratings.rank import ranking
 from tessera.cli import main as cli
@@ -347,4 +347,4 @@ def test_the_page_stands_alone_and_says_what_does_not_hold(quick_run):
     for claim in claims(cells):
         assert claim.claim in text.replace("&#x27;", "'")
     assert text.count('<svg viewBox="') >= 4  # two charts, for wide and narrow screens
-    assert "A quick run." not in page.page(cells, quick=False)
+    assert "A quick run." not in fedmmf_page.page(cells, quick=False)

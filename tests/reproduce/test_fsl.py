@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 
 from papers import cells
+from papers import fsl_measure as fsl
+from papers import fsl_tables as fsl_cells
+from papers import sfsl_round as sfsl
 from papers.cells import Request
-from papers.fsl import cells as fsl_cells
-from papers.fsl import measure as fsl
-from papers.fsl.cells import T5, T5_SERVER, T6
-from papers.fsl.measure import KeyTimes, Metered, TwoServerMeasured
-from papers.sfsl import measure as sfsl
-from papers.sfsl.measure import Measured, RoundSetting
+from papers.fsl_measure import KeyTimes, Metered, TwoServerMeasured
+from papers.fsl_tables import T5, T5_SERVER, T6
+from papers.sfsl_round import Measured, RoundSetting
 from tessera.cli import main as cli
 from tessera.crypto import dpf, kernel
 from tessera.crypto.cuckoo import Layout, SimpleTable, bins_for, log2_failure

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from papers import fsl_accuracy as accuracy
 from papers.cells import Request
-from papers.fsl import accuracy
-from papers.fsl.accuracy import ACCURACY, ALL, BYTES, Selecting, Trial
+from papers.fsl_accuracy import ACCURACY, ALL, BYTES, Selecting, Trial
 from rounds.two_server.test_top import task as rows_task
 from simulation import test_top as dense
 from tessera.errors import ConfigError

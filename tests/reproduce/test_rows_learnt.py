@@ -1,6 +1,6 @@
 """The part "index" of subject-dp: what counts as learnt, and plans that hold."""
 
-from papers.subject_dp import rows
+from papers import subject_dp_index as rows
 from tessera.privacy.dp.guarantee import Observer, Unit
 from tessera.rounds import dp
 from tessera.runs.training import complete

@@ -8,13 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from papers import subject_dp as work
+from papers import subject_dp_shops as data
+from papers import subject_dp_users as users
 from papers.cells import Request
-from papers.subject_dp import cells as work
-from papers.subject_dp import market as data
-from papers.subject_dp import users
-from papers.subject_dp.biases import KeyedDraws, Learning, People, Release
-from papers.subject_dp.market import DELTA, RETAIL, Records, ShopData, market
-from papers.subject_dp.variants import NONE, VARIANTS, groups, noise_of_sum, run, setting_of
+from papers.subject_dp_biases import (
+    NONE,
+    VARIANTS,
+    KeyedDraws,
+    Learning,
+    People,
+    Release,
+    groups,
+    noise_of_sum,
+    run,
+    setting_of,
+)
+from papers.subject_dp_shops import DELTA, RETAIL, Records, ShopData, market
 from tessera.ids import RoundId
 from tessera.plan import TablePlan
 from tessera.privacy.dp.accounting import epsilon as epsilon_of

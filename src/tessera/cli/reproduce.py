@@ -1,15 +1,14 @@
 """`tessera reproduce`: a paper's figures beside ours, cell by cell.
 
-sfsl         section 6 of Niu et al. 2020: bytes, seconds, memory, curves (`papers/sfsl/`)
-fedmmf       section 4 of Yang et al. 2021: ratings under private masks (`papers/fedmmf/`)
-fsl-tables   section 7 of Cui et al. 2022: two servers, point functions (`papers/fsl/`)
+sfsl         section 6 of Niu et al. 2020: bytes, seconds, memory, curves
+fedmmf       section 4 of Yang et al. 2021: ratings under private masks
+fsl-tables   section 7 of Cui et al. 2022: two servers, point functions
 fsl-accuracy Tables 7 and 8 of the same: accuracy with the largest changes only
 subject-dp   what Marathe and Kanani 2022 left to do: utility of privacy per person, measured
-             (`papers/subject_dp/`)
 
-A work is a module with the names of its `PARTS`, those that are made by `DEFAULT`, the options it
-`TAKES`, and `cells`, which makes its parts from what was asked. Where figures want another shape
-on a terminal than one cell to a line, it has a `show` of its own.
+Each is a module of the same name in `papers/`, with the names of its `PARTS`, those that are made
+by `DEFAULT`, the options it `TAKES`, and `cells`, which makes its parts from what was asked. Where
+figures want another shape on a terminal than one cell to a line, it has a `show` of its own.
 """
 
 from __future__ import annotations
@@ -32,14 +31,8 @@ from tessera.cli.format import AsJson, DataFolder
 from tessera.errors import ConfigError
 from tessera.report.progress import progress
 
-WORKS: Final = {
-    "sfsl": "sfsl.cells",
-    "fedmmf": "fedmmf.cells",
-    "fsl-tables": "fsl.cells",
-    "fsl-accuracy": "fsl.accuracy",
-    "subject-dp": "subject_dp.cells",
-}
-"""Modules of `papers`, loaded when they are asked for: some need torch."""
+WORKS: Final = ("sfsl", "fedmmf", "fsl-tables", "fsl-accuracy", "subject-dp")
+"""Loaded when they are asked for: some need torch."""
 
 
 def reproduce(
@@ -84,7 +77,7 @@ def reproduce(
     if name not in WORKS:
         raise ConfigError(f"reproduce: unknown name {name!r}", hint=f"try {', '.join(WORKS)}")
     works = _checkout()
-    work = import_module(f"papers.{WORKS[name]}")
+    work = import_module(f"papers.{name.replace('-', '_')}")
     parts = work.DEFAULT if part is None else listing(part)
     for p in parts:
         if p not in work.PARTS:

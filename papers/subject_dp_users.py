@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from papers.cache import Cache
 from papers.cells import Cell, Request
-from papers.subject_dp.market import DELTA, EPSILONS, NO_NOISE, SEEDS, summed
+from papers.runs import Cache
+from papers.subject_dp_shops import DELTA, EPSILONS, NO_NOISE, SEEDS, summed
 from tessera.crypto.shamir import MAX_HOLDERS
 from tessera.data.examples import LABEL, ClientData, Examples
 from tessera.data.movielens import movielens_1m, ratings_1m, ratings_100k

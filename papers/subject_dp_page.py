@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from papers.cells import Cell
-from papers.subject_dp.market import UNITS
+from papers.subject_dp_shops import UNITS
 from tessera import __version__
 from tessera.report import charts
 from tessera.report import page as report

@@ -18,12 +18,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from papers.cache import Cache
+from papers import fsl_measure as fsl
 from papers.cells import MEGABYTE, Cell, Request, compared, listed, plain, ratio, say
-from papers.fsl import measure as fsl
-from papers.fsl.measure import KeyTimes, break_even, key_bytes, part_of, plain_bytes, scaled
-from papers.sfsl.cells import measured_round
-from papers.sfsl.measure import COLUMNS, ITEMS, RoundSetting
+from papers.fsl_measure import KeyTimes, break_even, key_bytes, part_of, plain_bytes, scaled
+from papers.runs import Cache
+from papers.sfsl import measured_round
+from papers.sfsl_round import COLUMNS, ITEMS, RoundSetting
 from tessera.crypto import kernel
 from tessera.crypto.cuckoo import FAILURE_BITS, bins_for, log2_failure
 from tessera.crypto.forest import Values

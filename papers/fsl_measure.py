@@ -1,7 +1,7 @@
 """What Cui et al. 2022 measure in section 7, measured here: bins, point functions, a DIN round.
 
 Bins and keys are those of `tessera.crypto` alone, for one client; the round is the one that the
-paper borrows from Niu et al. 2020 (`papers/sfsl/measure.py`), between two servers and with all
+paper borrows from Niu et al. 2020 (`papers/sfsl_round.py`), between two servers and with all
 their messages. Seconds are CPU seconds of one core. Secrets are scripted, training returns
 constants and is part of no figure.
 """
@@ -22,8 +22,8 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from papers.sfsl import measure as sfsl
-from papers.sfsl.measure import ROUND, RoundSetting
+from papers import sfsl_round as sfsl
+from papers.sfsl_round import ROUND, RoundSetting
 from tessera.crypto import dpf, kernel
 from tessera.crypto.cuckoo import HASHES, Layout, SimpleTable, choices
 from tessera.crypto.dpf import REPORT_ID_BYTES, SEED_BYTES

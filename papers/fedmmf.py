@@ -19,10 +19,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from papers import fedmmf_models as fedmmf
+from papers import fedmmf_page
 from papers.cells import STARS, Cell, Request, say, stars
-from papers.fedmmf import bench as fedmmf
-from papers.fedmmf import page
-from papers.fedmmf.bench import (
+from papers.fedmmf_models import (
     BY_ATTRIBUTES,
     CENTRAL,
     FEDMF,
@@ -36,7 +36,7 @@ from papers.fedmmf.bench import (
     Result,
     prepared,
 )
-from papers.fedmmf.show import show
+from papers.fedmmf_show import show
 from tessera.audit.ratings.rank import PROPORTIONS, liked, ranking
 from tessera.audit.ratings.recover import recovery
 from tessera.audit.ratings.table import BINS, HitRates, Numbers
@@ -145,7 +145,7 @@ def cells(request: Request) -> list[Cell]:
         found += makers[part](bench, request)
     if not found:
         raise ConfigError("fedmmf: no data set is there", hint="see docs/data.md, or --data")
-    written = page.write(found, folder / PAGE, quick=request.quick)
+    written = fedmmf_page.write(found, folder / PAGE, quick=request.quick)
     say(f"page: {written}")
     return found
 

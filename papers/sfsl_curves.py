@@ -22,8 +22,8 @@ from typing import Any, Final
 from rich.console import Console
 from rich.markup import escape
 
-from papers.cache import training_version
 from papers.cells import Watch, unwatched
+from papers.runs import training_version
 from tessera import tasks
 from tessera.api import Run, simulate
 from tessera.errors import ConfigError

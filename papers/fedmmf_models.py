@@ -22,9 +22,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from papers.cache import training_version
 from papers.cells import Watch, unwatched
-from papers.sfsl.curves import slug
+from papers.runs import training_version
+from papers.sfsl_curves import slug
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from papers.cache import Cache
 from papers.cells import Cell, Request
-from papers.subject_dp.market import DELTA, EPSILONS, NO_NOISE, SEEDS, summed
+from papers.runs import Cache
+from papers.subject_dp_shops import DELTA, EPSILONS, NO_NOISE, SEEDS, summed
 from tessera.data.taobao_like import taobao_like
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.bound_model import Derived, Table

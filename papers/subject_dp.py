@@ -25,10 +25,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from papers.cache import Cache
+from papers import subject_dp_index, subject_dp_page, subject_dp_users
 from papers.cells import Cell, Request, plain, say
-from papers.subject_dp import page, rows, users
-from papers.subject_dp.market import (
+from papers.runs import Cache
+from papers.subject_dp_biases import NONE, PRINTED_RATE, PRINTED_STEPS, VARIANTS, Protection, run
+from papers.subject_dp_shops import (
     DELTA,
     EPSILONS,
     MOVIELENS,
@@ -41,7 +42,6 @@ from papers.subject_dp.market import (
     summed,
     trivial,
 )
-from papers.subject_dp.variants import NONE, PRINTED_RATE, PRINTED_STEPS, VARIANTS, Protection, run
 from tessera.errors import ConfigError
 from tessera.privacy.dp.accounting import epsilon as epsilon_of
 from tessera.privacy.dp.accounting import noise_for
@@ -70,7 +70,7 @@ part."""
 
 def cells(request: Request) -> list[Cell]:
     """The parts asked for; the page is written beside the cache."""
-    known = users.SETS if request.parts == ("users",) else SETS
+    known = subject_dp_users.SETS if request.parts == ("users",) else SETS
     for name in request.sets:
         if name not in known:
             raise ConfigError(f"no set is called {name!r}", hint=f"one of {', '.join(known)}")
@@ -81,10 +81,10 @@ def cells(request: Request) -> list[Cell]:
     if "utility" in request.parts:
         found += utility(cache, request)
     if "users" in request.parts:
-        found += users.cells(cache, request)
+        found += subject_dp_users.cells(cache, request)
     if "index" in request.parts:
-        found += rows.cells(cache, request)
-    written = page.write(found, request.cache / PAGE, quick=request.quick)
+        found += subject_dp_index.cells(cache, request)
+    written = subject_dp_page.write(found, request.cache / PAGE, quick=request.quick)
     say(f"page: {written}")
     return found
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any, Final
 
-from papers.cache import training_version
 from papers.cells import Cell, Request, say
+from papers.runs import training_version
 from tessera import tasks
 from tessera.api import Run, simulate
 from tessera.crypto.entropy import ScriptedEntropy

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from papers.cells import STARS, Cell, stars
-from papers.fedmmf.claims import FAILS, HOLDS, CellIndex, claims, gain, sets_of
+from papers.fedmmf_claims import FAILS, HOLDS, CellIndex, claims, gain, sets_of
 from tessera.report.numbers import figure, score
 
 COLOURS = {HOLDS: "green", FAILS: "red"}

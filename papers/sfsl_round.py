@@ -2,7 +2,7 @@
 
 Niu et al. 2020, section 6: 100 clients a round, 301 items each of 143,534, categories that follow
 from the items, 18 columns, 64,327 dense parameters, updates of 2^15 levels. The holdings are
-synthetic, with the papers' distribution (`papers.sfsl.holdings`). Training returns constants and
+synthetic, with the papers' distribution (`papers/sfsl_holdings.py`). Training returns constants and
 is not part of any figure; everything else is the real roles exchanging their real messages.
 Secrets are scripted, so that the bytes of a setting are the same in every run.
 
@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from papers.sfsl.holdings import Market
+from papers.sfsl_holdings import Market
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId, RoundId
@@ -321,7 +321,7 @@ def footprints(setting: RoundSetting) -> dict[str, Footprint]:
 
 
 def _alone(party: str, folder: str) -> Footprint:
-    command = [sys.executable, "-m", "papers.sfsl.measure", party, folder]
+    command = [sys.executable, "-m", "papers.sfsl_round", party, folder]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ConfigError(f"the {party}'s process failed: {done.stderr.strip().splitlines()[-1:]}")

@@ -1,7 +1,7 @@
 """Section 6 of Niu et al. 2020, cell by cell: what `tessera reproduce sfsl` gives.
 
 Bytes per client (6.2), seconds (6.3), memory and storage (6.4), and learning curves
-(`papers/sfsl/curves.py`). Every measured round is kept in the cache as soon as it is done, under
+(`papers/sfsl_curves.py`). Every measured round is kept in the cache as soon as it is done, under
 its settings and the code's version, so that a run that was stopped goes on where it was.
 
 The papers' megabyte has 2^20 bytes: their plain full model, 3,617,023 parameters at 4 bytes down
@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from papers.cache import Cache
+from papers import sfsl_round as sfsl
 from papers.cells import MEGABYTE, Cell, Request, compared, plain, say
-from papers.sfsl import measure as sfsl
-from papers.sfsl.measure import Footprint, Measured, RoundSetting
+from papers.runs import Cache
+from papers.sfsl_round import Footprint, Measured, RoundSetting
 from tessera.report.numbers import percent, score
 from tessera.rounds import schemes
 from tessera.rounds.phases import CATEGORIES
 
 if TYPE_CHECKING:
-    from papers.sfsl.curves import LearningCurve
+    from papers.sfsl_curves import LearningCurve
 
 CURVES: Final = "curves"
 SEEDS: Final = (0, 1, 2)
@@ -62,7 +62,7 @@ def cells(request: Request) -> list[Cell]:
     parts = [part for part in request.parts if part != CURVES]
     found = sfsl_cells(parts, Cache(request.cache), quick=request.quick)
     if CURVES in request.parts:
-        from papers.sfsl import curves  # trains, and so needs torch
+        from papers import sfsl_curves as curves  # trains, and so needs torch
 
         seeds = request.seeds or SEEDS
         drawn = curves.run_all(
@@ -242,7 +242,7 @@ def memory_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
 
 def curve_cells(drawn: Sequence[LearningCurve]) -> Iterator[Cell]:
     """AUC at the last round over seeds, baselines beside it; then the curves."""
-    from papers.sfsl import curves
+    from papers import sfsl_curves as curves
 
     every = list(curves.figures(drawn))
     for name in dict.fromkeys(figure.set for figure in every):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from papers.cells import STARS, Cell, stars
-from papers.fedmmf.claims import FAILS, HOLDS, CellIndex, claims, gain, sets_of
+from papers.fedmmf_claims import FAILS, HOLDS, CellIndex, claims, gain, sets_of
 from tessera import __version__
 from tessera.report import charts
 from tessera.report import page as report

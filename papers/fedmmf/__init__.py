@@ -1,1 +1,0 @@
-"""Ratings with personalised masks: Yang et al. 2021."""

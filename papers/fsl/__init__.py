@@ -1,1 +1,0 @@
-"""Two servers: Cui et al. 2022."""

@@ -1,1 +1,0 @@
-"""Submodel learning: Niu et al. 2020."""

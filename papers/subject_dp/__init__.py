@@ -1,1 +1,0 @@
-"""What privacy of people costs: biases of items under noise per item, user and subject."""
