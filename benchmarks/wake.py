@@ -36,11 +36,11 @@ from papers import sfsl_round as sfsl
 from papers.sfsl_round import COLUMNS, ROUND, RoundSetting
 from tessera import wire
 from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.keys import identities
 from tessera.ids import SERVER, ClientId, Party, StageId
 from tessera.plan import Plan
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg.groups import distinct
-from tessera.protocols.secagg.identity import identities
 from tessera.protocols.secagg.messages import (
     BOX_BYTES,
     ForwardedShares,

@@ -30,13 +30,13 @@ from tessera.crypto.dpf import REPORT_ID_BYTES, SEED_BYTES
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.forest import Forest, Values
 from tessera.crypto.group import Group, Words
+from tessera.crypto.keys import identities
 from tessera.crypto.ring import Ring
 from tessera.ids import ClientId, Party
 from tessera.learning.tables.table import LazyTable, StoredTable
 from tessera.plan.plan import Plan
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.machine import Outbound
-from tessera.protocols.secagg.identity import identities
 from tessera.protocols.two_server.params import Read, TwoServerParams, TwoServerTable
 from tessera.protocols.two_server.read.row_tags import RowTagCache, row_digests
 from tessera.protocols.union.encoding import packed_bytes

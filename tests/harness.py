@@ -16,12 +16,11 @@ import numpy as np
 from tessera import wire
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.group import Group
-from tessera.crypto.keys import SigningKey
+from tessera.crypto.keys import Identity, SigningKey
 from tessera.crypto.ring import Ring
 from tessera.ids import ClientId, RoundId, TableId
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg.client import Client
-from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.messages import RevealedShares, Roster
 from tessera.protocols.secagg.params import RowSumSpec, SecAggParams, StageSpec, Threat
 from tessera.protocols.secagg.phases import StageSum

@@ -23,12 +23,11 @@ from tessera.crypto.ring import Ring
 from tessera.errors import PeerError, RoundAborted, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, TableId
 from tessera.protocols.machine import Outbound
-from tessera.protocols.two_server import envelope
-from tessera.protocols.two_server.envelope import ReportContext
-from tessera.protocols.two_server.handshake import HelperHandshake, LeaderHandshake
+from tessera.protocols.two_server import reports
+from tessera.protocols.two_server.collector import MemoryReplayGuard
+from tessera.protocols.two_server.handshake import HelperHandshake, LeaderHandshake, ServedModel
 from tessera.protocols.two_server.key_period import MemoryStore
-from tessera.protocols.two_server.messages import Header
-from tessera.protocols.two_server.model import ServedModel
+from tessera.protocols.two_server.messages import Header, SealedAnswer
 from tessera.protocols.two_server.params import (
     Read,
     Servers,
@@ -37,9 +36,8 @@ from tessera.protocols.two_server.params import (
     Write,
 )
 from tessera.protocols.two_server.read.client import Fetched, RetrievalClient
-from tessera.protocols.two_server.read.messages import SealedAnswer
 from tessera.protocols.two_server.read.server import RetrievalHelper, RetrievalLeader
-from tessera.protocols.two_server.replay_guard import MemoryReplayGuard
+from tessera.protocols.two_server.reports import ReportContext
 from tessera.protocols.two_server.write.client import RowUpdate, Update, WriteClient
 from tessera.protocols.two_server.write.helper import WriteHelper
 from tessera.protocols.two_server.write.leader import WriteLeader
@@ -441,7 +439,7 @@ def records() -> tuple[bytes, ...]:
         client=query.sender,
         report_id=query.report_id,
     )
-    box = envelope.unseal_box(context, query.box, keys()[2])
+    box = reports.unseal_box(context, query.box, keys()[2])
     network.keep(box)
     network.keep(SealedAnswer(tables=(b"half",), signature=box.signature))
     found: dict[type, list[bytes]] = {}

@@ -31,8 +31,8 @@ from tessera.data.examples import Examples
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.learning.compression import signed
 from tessera.plan import DPPlan, NoiseFrom, Plan, SimulationPlan, UpdatePlan
+from tessera.protocols.two_server.messages import OpenedSum
 from tessera.protocols.two_server.write import sums
-from tessera.protocols.two_server.write.messages import OpenedSum
 from tessera.rounds import client as client_role
 from tessera.rounds import dp, schemes
 from tessera.rounds.events import RoundAbort, RoundFinished

@@ -22,8 +22,8 @@ from tessera.crypto.prg import Label, Stream
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
 from tessera.learning.compression import signed
 from tessera.plan import DPPlan, NoiseFrom, Plan, UpdatePlan
+from tessera.protocols.two_server.messages import OpenedSum
 from tessera.protocols.two_server.write import sums
-from tessera.protocols.two_server.write.messages import OpenedSum
 from tessera.rounds import encode
 from tessera.rounds.clipped_vector import add_noise, noise_stream
 from tessera.rounds.events import RoundAbort, RoundFinished

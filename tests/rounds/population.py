@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.keys import Identity
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.tables.initial import Uniform
 from tessera.learning.tables.spec import DerivedMap, TableSpec
@@ -14,7 +15,6 @@ from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
 from tessera.learning.tables.table import LazyTable
 from tessera.plan import ModelPlan, Plan, PrivacyPlan, Scheme, SecurityPlan, TablePlan, UnionPlan
 from tessera.privacy.index.period import MemoryPeriods
-from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.params import SecAggParams
 from tessera.protocols.secagg.server import Server
 from tessera.rounds.client import ClientRound

@@ -10,6 +10,7 @@ import numpy as np
 
 from rounds.population import DENSE, WIDTH, derived, plan, specs, sum_union
 from tessera.crypto.entropy import Entropy, ScriptedEntropy
+from tessera.crypto.keys import identities
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
 from tessera.learning.tables.initial import Uniform
 from tessera.learning.tables.spec import TableSpec
@@ -17,7 +18,6 @@ from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
 from tessera.learning.tables.table import LazyTable
 from tessera.plan import Plan, TablePlan, TwoServerPlan
 from tessera.privacy.index.period import MemoryPeriods
-from tessera.protocols.secagg.identity import identities
 from tessera.protocols.two_server.key_period import MemoryStore, OwnKeys
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.local_state import LocalState

@@ -15,12 +15,12 @@ import contract
 from contract import CHECKS, Case, Tape, Wake
 from rounds.population import DENSE, derived, holdings, plan, specs, trainer
 from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.keys import identities
 from tessera.ids import SERVER, ClientId, Party, RoundId
 from tessera.learning.tables.table import LazyTable
 from tessera.plan import DPPlan, NoiseFrom, Plan, UpdatePlan
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.machine import Left
-from tessera.protocols.secagg.identity import identities
 from tessera.rounds.client import ClientRound
 from tessera.rounds.client_states import NotStarted, TrainedModel
 from tessera.rounds.local_state import LocalState

@@ -12,13 +12,13 @@ import pytest
 from rounds.population import DENSE, derived, federation, members, plan, specs, trainer
 from rounds.shops import finished, model_of, two_server_plan
 from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.keys import identities
 from tessera.errors import ConfigError, MisuseError, RoundAborted
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import ServerStep
 from tessera.learning.tables.store import ModelStore
 from tessera.learning.tables.table import LazyTable
 from tessera.plan import Plan, SimulationPlan
-from tessera.protocols.secagg.identity import identities
 from tessera.rounds import schemes
 from tessera.rounds.course import Course, DrawnRound, HelperCourse, PartOutcome, RoundPart
 from tessera.rounds.events import RoundAbort, RoundFinished

@@ -16,16 +16,16 @@ from rounds import population
 from rounds.population import DENSE, GOODS, derived, plan, specs
 from tessera import wire
 from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.keys import identities
 from tessera.errors import ConfigError, PeerError, RoundAborted, ServerFault
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.tables.submodel import ModelUpdate, TableUpdate
 from tessera.learning.tables.table import LazyTable
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.privacy.index.response import LEVELS
-from tessera.protocols.secagg import groups, masking
-from tessera.protocols.secagg.binding import NOTHING
+from tessera.protocols.secagg import groups, mask_streams
 from tessera.protocols.secagg.client import Client
-from tessera.protocols.secagg.identity import identities
+from tessera.protocols.secagg.transcript import NOTHING
 from tessera.rounds import delivery, select
 from tessera.rounds.client import ClientRound
 from tessera.rounds.ideal_round import run_ideal
@@ -41,8 +41,8 @@ THREATS = ["semi-honest", "active"]
 
 def masks_follow_from_the_roster_only(monkeypatch) -> None:
     """The rule off: pair masks are the same whatever the two clients were sent."""
-    secret = masking.pair_secret
-    monkeypatch.setattr(masking, "pair_secret", lambda *given: secret(*given[:5], NOTHING))
+    secret = mask_streams.pair_secret
+    monkeypatch.setattr(mask_streams, "pair_secret", lambda *given: secret(*given[:5], NOTHING))
 
 
 def any_model_is_fit(monkeypatch) -> None:

@@ -17,12 +17,12 @@ import numpy as np
 from rounds.population import DENSE, derived, holdings, specs, trainer
 from services.tap import Tap
 from tessera.crypto.entropy import Entropy, ScriptedEntropy
+from tessera.crypto.keys import identities
 from tessera.crypto.secret import Secret
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.learning.tables.submodel import Submodel
 from tessera.learning.tables.table import LazyTable
 from tessera.plan import Plan
-from tessera.protocols.secagg.identity import identities
 from tessera.rounds import schemes
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.roles import ServerParty

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tessera import wire
 from tessera.protocols.secagg.messages import RevealedShares
-from tessera.protocols.two_server.write.messages import SumShare
+from tessera.protocols.two_server.messages import SumShare
 from tessera.services.link import Numbered
 
 Place = tuple[int, str, str, int]

@@ -20,9 +20,9 @@ from rounds.population import federation, plan
 from services.service_lab import SEED as LAB_SEED
 from services.service_lab import Lab
 from tessera.crypto.entropy import ScriptedEntropy, SystemEntropy
+from tessera.crypto.keys import identities
 from tessera.ids import Party, RoundId
 from tessera.plan import DPPlan, NoiseFrom, TwoServerPlan
-from tessera.protocols.secagg.identity import identities
 
 
 def noise(trust: str) -> DPPlan:

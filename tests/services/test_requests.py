@@ -11,9 +11,8 @@ import pytest
 pytest.importorskip("fastapi")
 
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.crypto.keys import SigningKey
+from tessera.crypto.keys import SigningKey, identities
 from tessera.ids import HELPER, SERVER, ClientId, Party
-from tessera.protocols.secagg.identity import identities
 from tessera.services.http import requests
 from tessera.services.http.requests import (
     DIGEST,

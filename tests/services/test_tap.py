@@ -8,7 +8,7 @@ from services.tap import Tap
 from tessera import wire
 from tessera.ids import ClientId, RoundId, StageId
 from tessera.protocols.secagg.messages import SHARE_BYTES, RevealedShares
-from tessera.protocols.two_server.write.messages import SumShare
+from tessera.protocols.two_server.messages import SumShare
 from tessera.services.link import Numbered
 
 

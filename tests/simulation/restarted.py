@@ -20,6 +20,7 @@ import numpy as np
 from rounds.population import DENSE, derived, holdings, specs, trainer
 from tessera import wire
 from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.keys import identities
 from tessera.crypto.secret import Secret
 from tessera.errors import RoundAborted
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
@@ -32,9 +33,8 @@ from tessera.privacy.dp.ledger import Entry, Ledger
 from tessera.privacy.index.period import Agreement, FrozenPeriod, MemoryPeriods
 from tessera.privacy.index.response import IndexPrivacy
 from tessera.protocols.machine import Outbound, RoundOutcome
-from tessera.protocols.secagg.identity import identities
+from tessera.protocols.two_server.collector import MemoryReplayGuard
 from tessera.protocols.two_server.key_period import KeyPeriod, MemoryStore
-from tessera.protocols.two_server.replay_guard import MemoryReplayGuard
 from tessera.rounds import schemes
 from tessera.rounds.client import ClientRound
 from tessera.rounds.encode import RoundResult

@@ -27,13 +27,13 @@ from rounds.population import DENSE, derived, plan, specs, trainer
 from services import service_lab
 from services.tap import Tap
 from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.keys import identities
 from tessera.ids import SERVER, ClientId, Party
 from tessera.learning.tables.submodel import ModelUpdate, Submodel
 from tessera.learning.tables.table import LazyTable
 from tessera.plan import Plan
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.machine import Outbound
-from tessera.protocols.secagg.identity import identities
 from tessera.rounds.client import ClientRound
 from tessera.rounds.fixed_groups import formed
 from tessera.rounds.local_state import LocalState

@@ -24,9 +24,9 @@ from rounds.population import federation, plan
 from simulation import restarted
 from simulation.restarted import Json, Step, model_digest
 from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.keys import identities
 from tessera.ids import SERVER, ClientId
 from tessera.plan import DPPlan, NoiseFrom, Plan, TwoServerPlan
-from tessera.protocols.secagg.identity import identities
 from tessera.rounds.events import RoundFinished
 from tessera.simulation.faults import Drop
 

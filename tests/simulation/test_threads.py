@@ -12,7 +12,7 @@ import pytest
 from rounds.population import federation
 from rounds.shops import finished, model_of, two_server_plan
 from tessera.errors import ConfigError
-from tessera.protocols.two_server.workers import SingleWorker
+from tessera.protocols.two_server.reports import SingleWorker
 from tessera.runs.threads import Threads
 from tessera.simulation.federation import Federation
 

@@ -29,7 +29,6 @@ from tessera.learning.tables.arrays import Ids
 from tessera.plan import Plan, Sharing
 from tessera.protocols.machine import RoundOver
 from tessera.protocols.plain import FROM_CLIENT as IN_THE_CLEAR
-from tessera.protocols.secagg.binding import NOTHING, Digests
 from tessera.protocols.secagg.messages import (
     Advert,
     ForwardedShares,
@@ -41,6 +40,7 @@ from tessera.protocols.secagg.messages import (
 from tessera.protocols.secagg.params import Threat
 from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.server import Server
+from tessera.protocols.secagg.transcript import NOTHING, Digests
 from tessera.protocols.two_server.messages import SignedHeader
 from tessera.rounds import schemes
 from tessera.rounds.delivery import model_digest, row_digests

@@ -32,9 +32,9 @@ from tessera.crypto.cuckoo import Layout
 from tessera.crypto.secret import Secret
 from tessera.ids import ClientId, TableId
 from tessera.plan import Plan
-from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.messages import Purpose
 from tessera.protocols.two_server.params import TwoServerTable
+from tessera.protocols.two_server.reports import ReportContext
 
 Scores = npt.NDArray[np.float64]
 

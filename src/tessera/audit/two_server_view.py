@@ -21,9 +21,7 @@ from tessera.errors import CryptoError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.tables.arrays import Ids
 from tessera.plan import Plan
-from tessera.protocols.two_server import envelope
-from tessera.protocols.two_server.envelope import ReportContext
-from tessera.protocols.two_server.layouts import Layouts, layouts_of
+from tessera.protocols.two_server import reports
 from tessera.protocols.two_server.messages import (
     Forwarded,
     HandshakeConsent,
@@ -31,12 +29,15 @@ from tessera.protocols.two_server.messages import (
     HandshakeOffer,
     HandshakeReveal,
     Header,
+    IncludedList,
+    OpenedSum,
     Purpose,
+    Query,
     SignedHeader,
+    WriteReport,
 )
 from tessera.protocols.two_server.params import Servers, TwoServerParams, TwoServerTable
-from tessera.protocols.two_server.read.messages import Query
-from tessera.protocols.two_server.write.messages import IncludedList, OpenedSum, WriteReport
+from tessera.protocols.two_server.reports import Layouts, ReportContext, layouts_of
 from tessera.protocols.two_server.write.sums import dense_stream
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds.messages import UnionOpened
@@ -173,7 +174,7 @@ def helper_view(
             continue
         context = _report_context(params, header, m.purpose, m.sender, m.report_id)
         try:
-            box = envelope.unseal_box(context, m.box, key)
+            box = reports.unseal_box(context, m.box, key)
         except CryptoError:
             continue  # as it was refused then
         keys[m.purpose][m.sender] = ReceivedKeys(m.report_id, m.public, box.seeds, box.dense_seed)

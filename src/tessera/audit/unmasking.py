@@ -29,12 +29,12 @@ from tessera.crypto.secret import Secret
 from tessera.ids import ClientId, StageId
 from tessera.learning.compression import signed
 from tessera.plan import UNION, Plan
-from tessera.protocols.secagg import binding, masking, transcript
+from tessera.protocols.secagg import mask_streams, transcript
 from tessera.protocols.secagg.recovery import RecoveryTask, recover
 from tessera.protocols.secagg.session import neighbourhood
 
 UPDATE: Final = StageId(1)
-NOTHING_BOUND: Final = binding.pair_binding(binding.agreed_digest())
+NOTHING_BOUND: Final = transcript.pair_binding(transcript.agreed_digest())
 """Nothing that the masks of the union's sum could be bound to was sent before it."""
 SIMILAR: Final = 0.5
 """An unmasked union input has this much in common with its client's rows: all but the decoys."""
@@ -96,13 +96,13 @@ class KeptShares:
         words = spec.group.unpack(message.dense, spec.dense)
         context = transcript.roster_context(params, view.roster)
         near = neighbourhood(params, view.roster).neighbours(client)
-        streams, signs = [masking.dense_stream(seed, Label.SELF_MASK)], [-1]
+        streams, signs = [mask_streams.dense_stream(seed, Label.SELF_MASK)], [-1]
         for peer in sorted(set(near) & set(view.sharers)):
-            pair = masking.pair_secret(
+            pair = mask_streams.pair_secret(
                 key, public[peer], context, (client, peer), UNION, NOTHING_BOUND
             )
-            streams.append(masking.dense_stream(pair, Label.PAIR_MASK))
-            signs.append(-masking.mask_sign(client, peer))
+            streams.append(mask_streams.dense_stream(pair, Label.PAIR_MASK))
+            signs.append(-mask_streams.mask_sign(client, peer))
         prg.accumulate(spec.group, words, streams, signs)
         found = self.plan.union_encoding(view.round_id).decode(words).ids
         real = self.truth[client]
@@ -138,7 +138,7 @@ class LoneRows:
                 at, rows = part.index(client), part.members[client]
                 words = plan.ring.unpack(inputs[client].tables[place], len(rows) * spec.width)
                 words = words.reshape(len(rows), spec.width)
-                own = masking.row_stream(seeds[client], Label.SELF_MASK, spec.table)
+                own = mask_streams.row_stream(seeds[client], Label.SELF_MASK, spec.table)
                 everything = np.arange(len(rows), dtype=np.uint64)
                 prg.accumulate_rows(plan.ring, words, [own], [-1], [everything], [rows])
                 fair = (size[at] >= 2) & whole[at]

@@ -22,11 +22,11 @@ from tessera import wire
 from tessera.cli.format import AsJson
 from tessera.crypto import kernel
 from tessera.crypto.entropy import SystemEntropy
+from tessera.crypto.keys import identities
 from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId, RoundId, TableId
 from tessera.protocols.secagg.client import Client
-from tessera.protocols.secagg.identity import identities
 from tessera.protocols.secagg.messages import MaskedInput
 from tessera.protocols.secagg.params import RowSumSpec, SecAggParams, StageSpec, Threat
 from tessera.protocols.secagg.standalone import Aggregator, Contribution, Contributor, RowInput

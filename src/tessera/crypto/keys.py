@@ -10,6 +10,8 @@ Private parts are `Secret`s and do not print; a key is stored as its `secret` an
 from __future__ import annotations
 
 import hmac
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final, NoReturn, Self
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -18,10 +20,11 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
-from tessera.crypto.entropy import SystemEntropy
+from tessera.crypto.entropy import Entropy, SystemEntropy
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import CryptoError
+from tessera.ids import ClientId
 
 KEY_BYTES: Final = 32
 """Length of every key here: private and public X25519 and Ed25519, and a box's."""
@@ -247,3 +250,26 @@ def _box(key: Secret, nonce: bytes) -> AESGCM:
 def _check_length(what: str, content: bytes | Secret, due: int) -> None:
     if len(content) != due:
         raise CryptoError(f"{what} has {due} bytes, not {len(content)}")
+
+
+# --- identities -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A client's long-term signing key, and the directory of everybody's public keys."""
+
+    key: SigningKey = field(repr=False)
+    directory: Mapping[ClientId, bytes] = field(repr=False)
+
+
+def identities(
+    clients: Iterable[ClientId], entropy: Entropy, federation: str
+) -> dict[ClientId, Identity]:
+    """A signing key for each client, and the directory that an authority would certify."""
+    keys = {
+        client: SigningKey.from_secret(entropy.secret(Label.IDENTITY, federation, int(client)))
+        for client in clients
+    }
+    directory = {client: key.public for client, key in keys.items()}
+    return {client: Identity(key, directory) for client, key in keys.items()}

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final, Self
 
 from tessera import wire
 from tessera.crypto.entropy import Entropy, RootedEntropy
+from tessera.crypto.keys import Identity
 from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError, ServerFault
@@ -38,11 +39,10 @@ from tessera.protocols.machine import (
 )
 from tessera.protocols.plain import PlainClient
 from tessera.protocols.secagg import messages as secagg
-from tessera.protocols.secagg.binding import Received
 from tessera.protocols.secagg.client import Client
-from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.states import Reveal
+from tessera.protocols.secagg.transcript import Received
 from tessera.rounds import delivery, encode, group_check, schemes, select
 from tessera.rounds.client_states import (
     AT_WORK,

@@ -20,10 +20,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from tessera.crypto.keys import Identity
 from tessera.errors import MisuseError, RoundAborted
 from tessera.ids import ClientId, RoundId
 from tessera.plan import Plan
-from tessera.protocols.secagg.identity import Identity
 from tessera.rounds import schemes
 from tessera.rounds.cohorts import Cohorts
 from tessera.rounds.encode import RoundResult, by_expected, merged

@@ -3,7 +3,7 @@
 Both sides compute them from the same bytes, those of `Download`. What everybody is sent alike is
 the dense part, or the whole model where clients do not ask for rows; of a row a client has a digest
 if it asked for it. A server that gives two clients different models opens nothing
-(`protocols/secagg/binding.py`).
+(`protocols/secagg/transcript.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tessera.learning.tables.arrays import Floats, Ids
 from tessera.learning.tables.submodel import TablePart
 from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
-from tessera.protocols.secagg.binding import NOTHING, Digests, Received
+from tessera.protocols.secagg.transcript import NOTHING, Digests, Received
 from tessera.rounds import schemes, select
 from tessera.rounds.messages import Download
 

@@ -11,16 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from tessera.crypto.entropy import Entropy
-from tessera.crypto.keys import SigningKey
+from tessera.crypto.keys import Identity, SigningKey
 from tessera.errors import MisuseError
 from tessera.ids import ClientId, RoundId
 from tessera.plan import Plan
-from tessera.protocols.secagg.identity import Identity
+from tessera.protocols.two_server.collector import ReplayGuard
 from tessera.protocols.two_server.key_period import KeyStore
 from tessera.protocols.two_server.params import Servers
 from tessera.protocols.two_server.read.row_tags import RowTagCache
-from tessera.protocols.two_server.replay_guard import ReplayGuard
-from tessera.protocols.two_server.workers import Workers
+from tessera.protocols.two_server.reports import Workers
 from tessera.rounds.client import ClientRound
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.server import ServerRound

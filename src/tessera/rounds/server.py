@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from tessera import wire
 from tessera.crypto.entropy import Entropy, RootedEntropy
+from tessera.crypto.keys import Identity
 from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, RoundAborted
 from tessera.ids import SERVER, ClientId, Party, RoundId, TableId, clients_in
@@ -34,7 +35,6 @@ from tessera.protocols.machine import (
 from tessera.protocols.plain import PlainServer
 from tessera.protocols.secagg import messages as secagg
 from tessera.protocols.secagg.groups import distinct, places_in
-from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.phases import StageSum, StageSums
 from tessera.protocols.secagg.server import Server
 from tessera.rounds import encode, schemes, select

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 
 from tessera.crypto.entropy import Entropy, SystemEntropy
+from tessera.crypto.keys import Identity, identities
 from tessera.crypto.secret import Secret
 from tessera.data.examples import ClientData
 from tessera.errors import ConfigError
@@ -43,7 +44,6 @@ from tessera.plan import Metrics, NoisyRows, Plan, TablePlan, UnionPlan
 from tessera.plan.dp import SETUP_SHARE, row_list_of, trained_with
 from tessera.privacy.dp.ledger import BudgetExceeded
 from tessera.privacy.index.period import MemoryPeriods
-from tessera.protocols.secagg.identity import Identity, identities
 from tessera.protocols.secagg.params import Threat
 from tessera.rounds import dp, schemes
 from tessera.rounds.events import Event, TrainingEnded

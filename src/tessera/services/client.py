@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tessera.crypto.entropy import Entropy
+from tessera.crypto.keys import Identity
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, RoundId
@@ -19,7 +20,6 @@ from tessera.plan import Plan
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import PeriodStore
 from tessera.protocols.machine import Outbound, RoundOutcome
-from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.two_server.params import Servers
 from tessera.rounds import schemes
 from tessera.rounds.local_state import LocalState, Word

@@ -19,8 +19,8 @@ from tessera.learning.tables.submodel import Submodel
 from tessera.plan import Plan, Sharing
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import PeriodStore
+from tessera.protocols.two_server.collector import MemoryReplayGuard
 from tessera.protocols.two_server.read.row_tags import RowTagCache
-from tessera.protocols.two_server.replay_guard import MemoryReplayGuard
 from tessera.rounds import schemes
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.roles import HelperParty, ServerParty

@@ -26,12 +26,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tessera.crypto.entropy import Entropy
-from tessera.crypto.keys import SealingKey, SigningKey, verify
+from tessera.crypto.keys import Identity, SealingKey, SigningKey, identities, verify
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret, encode_context
 from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER, ClientId, Party
-from tessera.protocols.secagg.identity import Identity, identities
 from tessera.protocols.two_server.params import Servers
 from tessera.simulation.owner_only import write_owner_only
 from tessera.simulation.two_server import TwoServerSetup

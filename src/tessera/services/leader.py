@@ -15,12 +15,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from tessera.crypto.keys import Identity
 from tessera.errors import PeerError, RoundAborted, RoundIsOver
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, clients_in
 from tessera.learning.tables.store import ModelStore
 from tessera.plan import Plan
 from tessera.protocols.machine import Outbound, RoundOutcome, RoundOver, to_all
-from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.two_server.key_period import KeyPeriod
 from tessera.rounds import schemes
 from tessera.rounds.course import Course, DrawnRound, PartOutcome, RoundPart

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from tessera.crypto.entropy import Entropy
+from tessera.crypto.keys import identities
 from tessera.errors import MisuseError
-from tessera.protocols.secagg.identity import identities
 from tessera.services.bundle import Bundle
 from tessera.simulation import population
 from tessera.simulation.faults import FaultScript

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy, ScriptedEntropy, SystemEntropy
+from tessera.crypto.keys import Identity, identities
 from tessera.errors import ConfigError, RoundAborted
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import Averaging
@@ -23,8 +24,7 @@ from tessera.learning.tables.spec import DerivedMap
 from tessera.learning.tables.submodel import ModelUpdate, Submodel
 from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
-from tessera.protocols.secagg.identity import Identity, identities
-from tessera.protocols.two_server.workers import Workers
+from tessera.protocols.two_server.reports import Workers
 from tessera.rounds import schemes
 from tessera.rounds.cohorts import Cohorts
 from tessera.rounds.course import Course, DrawnRound, HelperCourse, PartOutcome, RoundPart

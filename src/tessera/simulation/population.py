@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.entropy import SystemEntropy
+from tessera.crypto.keys import Identity, identities
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
 from tessera.learning.tables.initial import Normal
@@ -21,7 +22,6 @@ from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
 from tessera.learning.tables.table import LazyTable, StoredTable
 from tessera.plan import Plan
 from tessera.privacy.index.period import MemoryPeriods
-from tessera.protocols.secagg.identity import Identity, identities
 from tessera.protocols.secagg.params import Threat
 from tessera.rounds import schemes
 from tessera.rounds.local_state import LocalState

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tessera.crypto.keys import Identity
 from tessera.errors import RoundAborted
 from tessera.ids import ClientId
-from tessera.protocols.secagg.identity import Identity
 from tessera.rounds.course import PartOutcome, RoundPart
 from tessera.rounds.encode import RoundResult
 from tessera.rounds.local_state import LocalState

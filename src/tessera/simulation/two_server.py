@@ -14,11 +14,11 @@ from tessera.crypto.entropy import Entropy, SystemEntropy
 from tessera.crypto.keys import SealingKey, SigningKey
 from tessera.crypto.prg import Label
 from tessera.ids import HELPER, SERVER
+from tessera.protocols.two_server.collector import MemoryReplayGuard, ReplayGuard
 from tessera.protocols.two_server.key_period import KeyStore, MemoryStore
 from tessera.protocols.two_server.params import Servers
 from tessera.protocols.two_server.read.row_tags import RowTagCache
-from tessera.protocols.two_server.replay_guard import MemoryReplayGuard, ReplayGuard
-from tessera.protocols.two_server.workers import Workers
+from tessera.protocols.two_server.reports import Workers
 from tessera.rounds.roles import HelperParty, ServerParty
 from tessera.rounds.two_server.helper import HelperKeys
 from tessera.simulation.owner_only import write_owner_only

@@ -13,16 +13,14 @@ The encoding is canonical: what `decode` accepts, `encode` gives back byte for b
 compared with its cap and with the bytes that are really there before anything is allocated for it.
 There is no pickle, and nothing in the bytes names a Python class.
 
-cursor.py      bytes that are being written or read, and how they are hashed
-fields.py      codecs of single values
-containers.py  codecs of sequences, dictionaries and arrays
-kinds.py       kinds of records: tags, fields in order, records inside records
-frame.py       a record as bytes of its own, and back
+codecs.py     bytes that are being written or read, and codecs of values
+frames.py     kinds of records, a record as bytes of its own, and back
+index_set.py  sets of row positions and of clients
+stored.py     states of roles, and the messages that they name
 """
 
-from tessera.wire.containers import ByKey, Maybe, Sequence, Words
-from tessera.wire.cursor import CHECKSUM_BYTES, HashedBytes, Reader, part_digest
-from tessera.wire.fields import (
+from tessera.wire.codecs import (
+    CHECKSUM_BYTES,
     F64,
     FLAG,
     GROUP,
@@ -36,20 +34,29 @@ from tessera.wire.fields import (
     U32,
     U64,
     VARINT,
+    ByKey,
     Codec,
     Converted,
     Exactly,
     Flag,
+    HashedBytes,
+    Maybe,
     PartUpTo,
+    Reader,
     Real,
+    Sequence,
     Unsigned,
     UpTo,
     VarUnsigned,
+    Words,
     choice,
+    part_digest,
 )
-from tessera.wire.frame import (
+from tessera.wire.frames import (
     DEFAULT_CAP,
     HEADER,
+    Nested,
+    OneOf,
     decode,
     decode_known,
     digest,
@@ -59,10 +66,13 @@ from tessera.wire.frame import (
     framed,
     head_of,
     kind_of,
+    layout,
     opened,
+    record,
+    records,
+    tag_of,
     unsigned_digest,
 )
-from tessera.wire.kinds import Nested, OneOf, layout, record, records, tag_of
 
 __all__ = [
     "CHECKSUM_BYTES",

@@ -16,7 +16,7 @@ from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError, PeerError, ServerFault
 from tessera.ids import SERVER, ClientId, RoundId, StageId
 from tessera.protocols.machine import Left, Outbound
-from tessera.protocols.secagg import binding, messages
+from tessera.protocols.secagg import messages, transcript
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.params import Threat
@@ -513,10 +513,10 @@ def test_a_proof_signed_over_another_union_model_or_roster_is_refused():
         return fault_of(member, data).reason
 
     def other_union(state):
-        return replace(state, agreed=binding.agreed_digest(bytes(31) + b"\1"))
+        return replace(state, agreed=transcript.agreed_digest(bytes(31) + b"\1"))
 
     def other_model(state):
-        return replace(state, agreed=binding.agreed_digest(common=bytes(31) + b"\1"))
+        return replace(state, agreed=transcript.agreed_digest(common=bytes(31) + b"\1"))
 
     def other_roster(state):
         first, *rest = state.at.roster.members

@@ -17,7 +17,12 @@ from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, PeerError
 from tessera.ids import ClientId
-from tessera.protocols.secagg import holdback
+from tessera.protocols.secagg.mask_streams import (
+    hold_back_keys,
+    hold_back_masks,
+    hold_back_tweak,
+    unpacked_keys,
+)
 from tessera.protocols.secagg.messages import RevealedShares
 from tessera.protocols.secagg.params import Threat
 from tessera.protocols.secagg.server import Server
@@ -148,24 +153,24 @@ def test_keys_of_some_rows_say_nothing_of_the_others():
     """A row's key is a function of its own position only, and unlike all others'."""
     secret = Secret(bytes(range(16)))
     rows = np.array([0, 1, 7, 2**39], dtype=np.uint64)
-    keys = holdback.row_keys(secret, rows)
-    assert (holdback.row_keys(secret, rows[2:3]) == keys[2]).all()
+    keys = hold_back_keys(secret, rows)
+    assert (hold_back_keys(secret, rows[2:3]) == keys[2]).all()
     assert len({bytes(k) for k in keys}) == 4
-    assert holdback.unpack(keys.tobytes(), 4).tolist() == keys.tolist()
-    assert holdback.unpack(keys.tobytes()[:-1], 4) is None
+    assert unpacked_keys(keys.tobytes(), 4).tolist() == keys.tolist()
+    assert unpacked_keys(keys.tobytes()[:-1], 4) is None
 
 
 @pytest.mark.parametrize("bits", [8, 13, 32, 64, 65, 128])
 def test_masks_differ_by_row_client_stage_and_table_and_fill_the_group(bits):
     group = Ring(bits)
-    keys = holdback.row_keys(
+    keys = hold_back_keys(
         ScriptedEntropy(b"x").secret("k", size=16), np.arange(64, dtype=np.uint64)
     )
-    one = holdback.masks(group, keys, holdback.tweak(bytes(32), 1, 0, 0), 19)
+    one = hold_back_masks(group, keys, hold_back_tweak(bytes(32), 1, 0, 0), 19)
     assert one.shape == (64, 19, *group.limbs)
     assert group.contains(one)
     for other in [(2, 0, 0), (1, 1, 0), (1, 0, 1)]:
-        two = holdback.masks(group, keys, holdback.tweak(bytes(32), *other), 19)
+        two = hold_back_masks(group, keys, hold_back_tweak(bytes(32), *other), 19)
         pairs = zip(group.to_ints(one), group.to_ints(two), strict=True)
         assert np.mean([a != b for a, b in pairs]) > 0.9
     values = group.to_ints(one)

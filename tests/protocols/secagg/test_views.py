@@ -22,7 +22,7 @@ from tessera.crypto.prg import Label
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.ids import ClientId
-from tessera.protocols.secagg import binding, masking, states, transcript
+from tessera.protocols.secagg import mask_streams, states, transcript
 from tessera.protocols.secagg.messages import MaskedInput, RevealedShares, Roster
 from tessera.protocols.secagg.params import GraphKind, Threat
 from tessera.protocols.secagg.recovery import RecoveryTask, recover
@@ -99,7 +99,9 @@ def test_sums_over_part_of_the_cohort_are_uniform_even_without_self_masks(graph)
         for size, found in parts.items():
             total = BYTE.zeros(64)
             for client in cohort.clients[:size]:
-                own = masking.dense_stream(session(cohort, client).self_seed(0), Label.SELF_MASK)
+                own = mask_streams.dense_stream(
+                    session(cohort, client).self_seed(0), Label.SELF_MASK
+                )
                 BYTE.iadd(total, BYTE.unpack(masked[client].dense, 64))
                 prg.accumulate(BYTE, total, [own], [-1])
             found.append(total)
@@ -113,7 +115,7 @@ def rows_without_self_masks(
     total = BYTE.zeros((rows, width))
     positions = np.arange(rows, dtype=np.uint64)
     for client in clients:
-        own = masking.row_stream(session(cohort, client).self_seed(0), Label.SELF_MASK, 0)
+        own = mask_streams.row_stream(session(cohort, client).self_seed(0), Label.SELF_MASK, 0)
         BYTE.iadd(total, BYTE.unpack(masked[client].tables[0], rows * width).reshape(rows, width))
         prg.accumulate_rows(BYTE, total, [own], [-1], [positions], [positions])
     return total
@@ -192,14 +194,14 @@ def opened_by_the_server(ran: harness.Ran, victim: ClientId, key_stage: int) -> 
     message = next(m for m in received(ran, MaskedInput) if (m.sender, m.stage) == (victim, 0))
     group = params.stages[0].group
     words = group.unpack(message.dense, params.stages[0].dense)
-    streams = [masking.dense_stream(seed, Label.SELF_MASK)]
-    nothing = binding.pair_binding(binding.agreed_digest())
+    streams = [mask_streams.dense_stream(seed, Label.SELF_MASK)]
+    nothing = transcript.pair_binding(transcript.agreed_digest())
     signs = [-1]
     for peer in cohort.clients:
         if peer != victim:
-            pair = masking.pair_secret(key, public[peer], context, (victim, peer), 0, nothing)
-            streams.append(masking.dense_stream(pair, Label.PAIR_MASK))
-            signs.append(-masking.mask_sign(victim, peer))
+            pair = mask_streams.pair_secret(key, public[peer], context, (victim, peer), 0, nothing)
+            streams.append(mask_streams.dense_stream(pair, Label.PAIR_MASK))
+            signs.append(-mask_streams.mask_sign(victim, peer))
     prg.accumulate(group, words, streams, signs)
     return words
 

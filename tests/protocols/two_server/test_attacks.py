@@ -24,22 +24,28 @@ from tessera.learning.tables.submodel import ModelUpdate as RoundUpdate
 from tessera.learning.tables.submodel import TableUpdate
 from tessera.learning.tables.table import LazyTable
 from tessera.plan import TwoServerPlan
-from tessera.protocols.two_server import envelope
-from tessera.protocols.two_server.inbox import ReportInbox
-from tessera.protocols.two_server.keys import Reported
-from tessera.protocols.two_server.layouts import layouts_of
-from tessera.protocols.two_server.messages import Forwarded, HelperBox, Purpose
-from tessera.protocols.two_server.read.messages import HelperAnswer, Query, SealedAnswer
+from tessera.protocols.two_server import reports as envelope
+from tessera.protocols.two_server.collector import MemoryReplayGuard, ReportInbox
+from tessera.protocols.two_server.messages import (
+    Closing,
+    Forwarded,
+    HelperAnswer,
+    HelperBox,
+    IncludedList,
+    Purpose,
+    Query,
+    SealedAnswer,
+    SumShare,
+)
 from tessera.protocols.two_server.read.row_tags import RowTagCache
 from tessera.protocols.two_server.read.server import Answerer
-from tessera.protocols.two_server.replay_guard import MemoryReplayGuard
+from tessera.protocols.two_server.reports import Reported, layouts_of
 from tessera.protocols.two_server.write import helper as helper_side
 from tessera.protocols.two_server.write import sums
 from tessera.protocols.two_server.write.client import RowUpdate as WrittenRows
 from tessera.protocols.two_server.write.client import Update
 from tessera.protocols.two_server.write.helper import ListFixed, WriteHelper
 from tessera.protocols.two_server.write.leader import AwaitingShare, CollectingReports, WriteLeader
-from tessera.protocols.two_server.write.messages import Closing, IncludedList, SumShare
 from tessera.rounds import encode
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.simulation.cohort_training import TrainingOutcome

@@ -12,7 +12,13 @@ from tessera import wire
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import MisuseError, PeerError, RoundAborted, ServerFault
 from tessera.ids import HELPER, SERVER
-from tessera.protocols.two_server.handshake import HelperHandshake, LeaderHandshake, check_header
+from tessera.protocols.two_server.collector import MemoryReplayGuard
+from tessera.protocols.two_server.handshake import (
+    HelperHandshake,
+    LeaderHandshake,
+    ServedModel,
+    check_header,
+)
 from tessera.protocols.two_server.messages import (
     HandshakeConsent,
     HandshakeNonce,
@@ -20,8 +26,6 @@ from tessera.protocols.two_server.messages import (
     HandshakeReveal,
     SignedHeader,
 )
-from tessera.protocols.two_server.model import ServedModel
-from tessera.protocols.two_server.replay_guard import MemoryReplayGuard
 
 
 def after_handshake(**more) -> two_servers.Network:

@@ -14,10 +14,10 @@ from tessera.crypto.keys import SealingKey, seal_to
 from tessera.crypto.secret import Secret
 from tessera.errors import PeerError
 from tessera.ids import HELPER, SERVER, ClientId
-from tessera.protocols.two_server import envelope
-from tessera.protocols.two_server.envelope import ReportContext
-from tessera.protocols.two_server.inbox import ReportInbox
+from tessera.protocols.two_server import reports
+from tessera.protocols.two_server.collector import ReportInbox
 from tessera.protocols.two_server.messages import Forwarded, HelperBox, Purpose
+from tessera.protocols.two_server.reports import ReportContext
 from tessera.wire.stored import Kept
 
 
@@ -37,7 +37,7 @@ class Desk:
         )
         self.inbox: ReportInbox = network.roles[HELPER].inbox
         self.context = self.inbox.report_context(self.client, self.forwarded.report_id)
-        self.box: HelperBox = envelope.unseal_box(
+        self.box: HelperBox = reports.unseal_box(
             self.context, self.forwarded.box, two_servers.keys()[2]
         )
 
@@ -45,7 +45,7 @@ class Desk:
         """The report with this box in place of its own."""
         if sign:
             key = self.network.identity(self.client).key
-            box = replace(box, signature=key.sign(envelope.statement(box)))
+            box = replace(box, signature=key.sign(reports.statement(box)))
         decoded = replace(self.forwarded, **more)
         context = replace(self.context, report_id=decoded.report_id)
         return replace(
@@ -141,7 +141,7 @@ def test_a_box_sealed_to_another_key_or_of_other_content_is_refused():
 def test_only_the_clients_certified_key_signs_its_box():
     desk = Desk()
     thief = harness.signing_key(ClientId(99))
-    forged = replace(desk.box, signature=thief.sign(envelope.statement(desk.box)))
+    forged = replace(desk.box, signature=thief.sign(reports.statement(desk.box)))
     desk.refuses(desk.sealed(forged, sign=False), "bad signature")
 
 
@@ -218,7 +218,7 @@ def test_everything_in_a_subject_is_in_its_digests():
 @pytest.mark.parametrize("purpose", list(Purpose))
 def test_what_is_signed_is_read_from_the_bytes_that_came(purpose: Purpose) -> None:
     desk = Desk(purpose)
-    _, signed = envelope.unsealed(desk.context, desk.forwarded.box, two_servers.keys()[2])
-    assert signed == envelope.statement(desk.box)
+    _, signed = reports.unsealed(desk.context, desk.forwarded.box, two_servers.keys()[2])
+    assert signed == reports.statement(desk.box)
     other = replace(desk.box, seeds=(bytes(24), *desk.box.seeds[1:]))
-    assert signed != envelope.statement(other)
+    assert signed != reports.statement(other)

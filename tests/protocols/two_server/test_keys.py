@@ -19,7 +19,7 @@ from tessera.crypto.forest import BITS, HEADER_BYTES, SELECTORS, Forest, Values
 from tessera.crypto.ring import Ring
 from tessera.errors import PeerError
 from tessera.ids import ClientId, RoundId
-from tessera.protocols.two_server.keys import TOGETHER_BYTES, batches, check_keys, check_words
+from tessera.protocols.two_server.reports import TOGETHER_BYTES, batches, check_keys, check_words
 
 CLIENT = ClientId(7)
 KINDS = (
@@ -157,7 +157,7 @@ def test_more_reports_than_go_together_are_all_summed(monkeypatch):
     sizes = [len(some) for some in batches([None] * (2 * most + 1), forest)]
     assert sizes == [most, most, 1]
     assert list(batches([], forest)) == []
-    monkeypatch.setattr("tessera.protocols.two_server.keys.TOGETHER_BYTES", 1)
+    monkeypatch.setattr("tessera.protocols.two_server.reports.TOGETHER_BYTES", 1)
     network = two_servers.Network.of(two_servers.params(clients=5))
     header = network.handshake()
     network.writing(header)

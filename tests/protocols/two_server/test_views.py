@@ -22,10 +22,10 @@ from tessera.crypto import dpf
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.secret import Secret
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.protocols.two_server import envelope
+from tessera.protocols.two_server import reports
 from tessera.protocols.two_server.key_period import ClientKeys, MemoryStore
-from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.messages import Purpose
+from tessera.protocols.two_server.reports import layouts_of
 from tessera.protocols.two_server.write.client import RowUpdate, Update
 
 ALARM = 1e-6
@@ -74,7 +74,7 @@ class Watch:
 
     def view(self, message, party: int) -> tuple[np.ndarray, np.ndarray]:
         """(bits of what it was sent, bits of what it computes from them)."""
-        context = envelope.ReportContext(
+        context = reports.ReportContext(
             params=self.params,
             header=self.header,
             purpose=self.purpose,
@@ -83,7 +83,7 @@ class Watch:
         )
         seeds, plain = message.seeds, getattr(message, "dense", b"")
         if party == HELPER:
-            box = envelope.unseal_box(context, message.box, two_servers.keys()[2])
+            box = reports.unseal_box(context, message.box, two_servers.keys()[2])
             seeds, plain = box.seeds, box.dense_seed.reveal() if box.dense_seed else b""
         reading = self.purpose is Purpose.RETRIEVE
         layout = (self.layouts.reading if reading else self.layouts.writing)[0]
@@ -162,7 +162,7 @@ class WatchedPeriod(Watch):
         sent, computed, keys = [], [], None
         for network, report in zip(self.networks, message, strict=True):
             header = network.roles[SERVER].header
-            context = envelope.ReportContext(
+            context = reports.ReportContext(
                 params=network.params,
                 header=header,
                 purpose=Purpose.WRITE,
@@ -171,7 +171,7 @@ class WatchedPeriod(Watch):
             )
             seeds, plain = report.seeds, report.dense
             if party == HELPER:
-                box = envelope.unseal_box(context, report.box, two_servers.keys()[2])
+                box = reports.unseal_box(context, report.box, two_servers.keys()[2])
                 seeds, plain = box.seeds, box.dense_seed.reveal()
             forest = layouts_of(network.params, header).writing[0].forest
             sent.append(report.public[0] + b"".join(seeds) + plain)

@@ -13,8 +13,8 @@ import two_servers
 from rounds.population import federation
 from rounds.shops import finished, two_server_plan
 from tessera.ids import RoundId
+from tessera.protocols.two_server.messages import CheckCoin
 from tessera.protocols.two_server.write.leader import AwaitingCoin, AwaitingExclusions, WriteLeader
-from tessera.protocols.two_server.write.messages import CheckCoin
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.two_server import leader_roles
 from tessera.rounds.two_server.params import two_server_params

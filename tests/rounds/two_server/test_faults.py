@@ -22,9 +22,9 @@ from tessera.learning.training.settings import FAILURES
 from tessera.plan import Plan, SimulationPlan, TablePlan, TwoServerPlan
 from tessera.protocols.machine import Outbound, RoundOver
 from tessera.protocols.two_server import handshake
-from tessera.protocols.two_server.model import ServedModel
+from tessera.protocols.two_server.handshake import ServedModel
+from tessera.protocols.two_server.messages import OpenedSum
 from tessera.protocols.two_server.params import Write
-from tessera.protocols.two_server.write.messages import OpenedSum
 from tessera.protocols.two_server.write.sums import TwoServerSum
 from tessera.protocols.union.choice import EncodingChoice
 from tessera.rounds.encode import NOTHING

@@ -17,8 +17,8 @@ from tessera.crypto.forest import HEADER_BYTES
 from tessera.crypto.kernel.points import BLOCK
 from tessera.crypto.ring import Ring
 from tessera.ids import SERVER
-from tessera.protocols.two_server import envelope
-from tessera.protocols.two_server.layouts import layouts_of
+from tessera.protocols.two_server import reports
+from tessera.protocols.two_server.reports import layouts_of
 from tessera.protocols.two_server.write.client import RowUpdate, Update
 from tessera.rounds.bounds import SumBounds
 
@@ -70,13 +70,13 @@ def damage(how: str, *, verify: bool, bounded: bool) -> Damage:
         with pytest.MonkeyPatch.context() as patch:
             if cheat and how == "everywhere":
                 forest = layouts_of(params, network.roles[SERVER].header).writing[0].forest
-                real = envelope.seal_box
+                real = reports.seal_box
 
                 def sealed(context, public, forest=forest, real=real, rng=rng, **more):
                     public[0] = any_keys(forest, public[0], rng)
                     return real(context, public, **more)
 
-                patch.setattr(envelope, "seal_box", sealed)
+                patch.setattr(reports, "seal_box", sealed)
             out = network.roles[c].submit(Update(None, {0: RowUpdate(rows, words)}))
         network.carry(c, out)
     network.close()

@@ -16,24 +16,26 @@ from tessera.errors import MisuseError, RoundIsOver, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, Party
 from tessera.learning.tables.table import LazyTable
 from tessera.protocols.machine import Outbound
-from tessera.protocols.two_server.layouts import layouts_of
-from tessera.protocols.two_server.messages import HandshakeOffer, Purpose
-from tessera.protocols.two_server.read import client as retrieval_client
-from tessera.protocols.two_server.read import server as retrieval_server
-from tessera.protocols.two_server.read.messages import AnswersDue, Query
-from tessera.protocols.two_server.replay_guard import MemoryReplayGuard
-from tessera.protocols.two_server.write import client as scatter_client
-from tessera.protocols.two_server.write import sums
-from tessera.protocols.two_server.write.helper import CoinTossed, HoldingReports, ListFixed
-from tessera.protocols.two_server.write.messages import (
+from tessera.protocols.two_server.collector import MemoryReplayGuard
+from tessera.protocols.two_server.messages import (
+    AnswersDue,
     CheckCoin,
     CheckSums,
     Closing,
     Exclusions,
+    HandshakeOffer,
     IncludedList,
+    Purpose,
+    Query,
     SumShare,
     WriteReport,
 )
+from tessera.protocols.two_server.read import client as retrieval_client
+from tessera.protocols.two_server.read import server as retrieval_server
+from tessera.protocols.two_server.reports import layouts_of
+from tessera.protocols.two_server.write import client as scatter_client
+from tessera.protocols.two_server.write import sums
+from tessera.protocols.two_server.write.helper import CoinTossed, HoldingReports, ListFixed
 from tessera.rounds.two_server.helper import ServingReports, SumShown
 
 WAY = {"domain": "whole", "write": "dpf"}

@@ -16,8 +16,8 @@ from tessera.learning.averaging import ServerStep
 from tessera.learning.tables.submodel import ModelUpdate
 from tessera.plan import Plan, SimulationPlan, TwoServerPlan
 from tessera.protocols.machine import Outbound
+from tessera.protocols.two_server.messages import OpenedSum, WriteReport
 from tessera.protocols.two_server.params import Read, Servers, Write
-from tessera.protocols.two_server.write.messages import OpenedSum, WriteReport
 from tessera.report.progress import sentence
 from tessera.rounds import encode
 from tessera.rounds.events import RoundAbort, RoundFinished

@@ -10,11 +10,11 @@ import pytest
 from rounds.shops import Roles, two_server_plan
 from tessera import wire
 from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.keys import identities
 from tessera.errors import ConfigError, RoundAborted, ServerFault
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.plan import Plan
 from tessera.protocols.secagg.client import Client
-from tessera.protocols.secagg.identity import identities
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.messages import Roster
 from tessera.protocols.secagg.params import GraphKind, SecAggParams, Threat

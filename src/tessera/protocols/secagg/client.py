@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy
+from tessera.crypto.keys import Identity
 from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, ServerFault
 from tessera.ids import SERVER, ClientId, RoundId, StageId, TableId
 from tessera.protocols.machine import Follower, Left, Moved, Outbound, Over, Step, Steps
-from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.messages import (
     FROM_SERVER,

@@ -14,53 +14,14 @@ import numpy.typing as npt
 
 from tessera.crypto import prg
 from tessera.crypto.keys import AgreementKey
-from tessera.crypto.prg import Label, Stream
-from tessera.crypto.secret import Secret
+from tessera.crypto.prg import Label
 from tessera.errors import MisuseError
-from tessera.ids import ClientId, StageId, TableId
-from tessera.protocols.secagg import binding, holdback, transcript
-from tessera.protocols.secagg import session as sessions
-from tessera.protocols.secagg.binding import Received
+from tessera.ids import ClientId, TableId
+from tessera.protocols.secagg import mask_streams, transcript
 from tessera.protocols.secagg.messages import MaskedInput, Rows
 from tessera.protocols.secagg.params import StageSpec
-
-# --- mask streams ---------------------------------------------------------------------------------
-#
-# The key streams of masks, and the secrets they come from, the same at client and server.
-
-
-def pair_secret(
-    own: AgreementKey,
-    peer_key: bytes,
-    context: bytes,
-    pair: tuple[ClientId, ClientId],
-    stage: StageId,
-    bound: bytes,
-) -> Secret:
-    """The mask secret of two clients in one stage; the same whichever of them computes it.
-
-    `bound` is the digest of what the server sent to both (`binding.pair_binding`): two clients that
-    were sent different things have different secrets.
-    """
-    return own.agree(peer_key, Label.PAIR_SECRET, context, stage, min(pair), max(pair), bound)
-
-
-def mask_sign(me: ClientId, peer: ClientId) -> int:
-    """Of two clients the one with the smaller id adds their mask, the other subtracts it."""
-    return 1 if me < peer else -1
-
-
-def dense_stream(key: Secret, label: Label) -> Stream:
-    """The stream of a pair secret (PAIR_MASK) or a seed (SELF_MASK) over the dense words."""
-    return Stream.of(key, label, "dense")
-
-
-def row_stream(key: Secret, label: Label, table: TableId) -> Stream:
-    """The same over the rows of a table, addressed by row position."""
-    return Stream.of(key, label, "rows", table)
-
-
-# --- masking --------------------------------------------------------------------------------------
+from tessera.protocols.secagg.session import Standing, neighbourhood
+from tessera.protocols.secagg.transcript import Received
 
 CONTEXT_BYTES: Final = 32
 
@@ -80,7 +41,7 @@ class Input:
 
 
 def masked(
-    at: sessions.Standing,
+    at: Standing,
     given: Input,
     *,
     agreed: bytes,
@@ -101,17 +62,18 @@ def masked(
     context = transcript.roster_context(params, at.roster)
     check_input(spec, given, included)
 
-    hood = sessions.neighbourhood(params, at.roster)
+    hood = neighbourhood(params, at.roster)
     present = {int(c) for c in at.participants}
     dense_peers = [c for c in hood.neighbours(me) if c in present] if spec.dense else []
     row_peers = {c for by_peer in shared.values() for c in by_peer}
     public = {m.client: m.stages[stage].mask_key for m in at.roster.members}
     own_key = AgreementKey.from_secret(session.mask_key(stage))
-    bound = binding.pair_bindings(
+    bound = transcript.pair_bindings(
         agreed, given.received, {*dense_peers, *row_peers}, included=included, shared=shared
     )
     pair = {
-        c: pair_secret(own_key, public[c], context, (me, c), stage, bound[c]) for c in sorted(bound)
+        c: mask_streams.pair_secret(own_key, public[c], context, (me, c), stage, bound[c])
+        for c in sorted(bound)
     }
     seed = session.self_seed(stage)
 
@@ -122,10 +84,10 @@ def masked(
             group,
             words,
             [
-                dense_stream(seed, Label.SELF_MASK),
-                *(dense_stream(pair[c], Label.PAIR_MASK) for c in dense_peers),
+                mask_streams.dense_stream(seed, Label.SELF_MASK),
+                *(mask_streams.dense_stream(pair[c], Label.PAIR_MASK) for c in dense_peers),
             ],
-            [1, *(mask_sign(me, c) for c in dense_peers)],
+            [1, *(mask_streams.mask_sign(me, c) for c in dense_peers)],
         )
         packed_dense = group.pack(words)
 
@@ -138,17 +100,17 @@ def masked(
             group,
             rows,
             [
-                row_stream(seed, Label.SELF_MASK, table),
-                *(row_stream(pair[c], Label.PAIR_MASK, table) for c in by_peer),
+                mask_streams.row_stream(seed, Label.SELF_MASK, table),
+                *(mask_streams.row_stream(pair[c], Label.PAIR_MASK, table) for c in by_peer),
             ],
-            [1, *(mask_sign(me, c) for c in by_peer)],
+            [1, *(mask_streams.mask_sign(me, c) for c in by_peer)],
             [everything, *by_peer.values()],
             [positions, *(positions[index] for index in by_peer.values())],
         )
         if params.strict_quorum:
-            keys = holdback.row_keys(session.hold_back(stage, table), positions)
-            own = holdback.tweak(context, me, stage, table)
-            rows = group.add(rows, holdback.masks(group, keys, own, rows.shape[1]))
+            keys = mask_streams.hold_back_keys(session.hold_back(stage, table), positions)
+            own = mask_streams.hold_back_tweak(context, me, stage, table)
+            rows = group.add(rows, mask_streams.hold_back_masks(group, keys, own, rows.shape[1]))
         packed_tables.append(group.pack(rows))
     return MaskedInput(
         round_id=params.round_id,

@@ -110,7 +110,7 @@ class SecAggParams:
     `min_group` is the smallest group a row is opened for (0: the smallest that keeps two honest
     members in it, see `quorum`); a smaller one needs `insecure_small_groups`, which is the setting
     of the submodel papers. With `strict_quorum` a row whose group dropouts have shrunk
-    below the quorum is lost and not opened (`protocols/secagg/holdback.py`).
+    below the quorum is lost and not opened (`protocols/secagg/masks.py`).
     """
 
     federation: Annotated[str, wire.TEXT]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.group import Group
-from tessera.crypto.keys import is_public_key, verify
+from tessera.crypto.keys import Identity, is_public_key, verify
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError, PeerError, RoundAborted
@@ -31,11 +31,9 @@ from tessera.protocols.machine import (
     shortened,
     to_all,
 )
-from tessera.protocols.secagg import binding, groups, transcript
-from tessera.protocols.secagg.binding import NothingSent, SentDigests
+from tessera.protocols.secagg import groups, transcript
 from tessera.protocols.secagg.graph import Neighbourhood
-from tessera.protocols.secagg.holdback import KEY_BYTES
-from tessera.protocols.secagg.identity import Identity
+from tessera.protocols.secagg.mask_streams import KEY_BYTES
 from tessera.protocols.secagg.masking import check_context
 from tessera.protocols.secagg.messages import (
     FROM_CLIENT,
@@ -75,6 +73,7 @@ from tessera.protocols.secagg.phases import (
 )
 from tessera.protocols.secagg.recovery import recover
 from tessera.protocols.secagg.session import member_of, neighbourhood
+from tessera.protocols.secagg.transcript import NothingSent, SentDigests
 from tessera.protocols.secagg.unmask import (
     recovery_tasks,
     release_rows,
@@ -283,7 +282,7 @@ class Server(Coordinator):
             self.params,
             phase.at.listed.digest,
             phase.at.stage,
-            binding.agreed_digest(phase.at.context, self._sent.common(phase.at.stage)),
+            transcript.agreed_digest(phase.at.context, self._sent.common(phase.at.stage)),
             message.groups,
             client_array(phase.survivors),
         )

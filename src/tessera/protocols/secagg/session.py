@@ -8,13 +8,12 @@ from typing import Annotated
 
 from tessera import wire
 from tessera.crypto import shamir
-from tessera.crypto.keys import AgreementKey, unseal
+from tessera.crypto.keys import AgreementKey, Identity, unseal
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import CryptoError, MisuseError, ServerFault
 from tessera.ids import ClientId, StageId, TableId
-from tessera.protocols.secagg import graph, transcript
-from tessera.protocols.secagg.identity import Identity
+from tessera.protocols.secagg import graph, mask_streams, transcript
 from tessera.protocols.secagg.messages import (
     Advert,
     Clients,
@@ -185,7 +184,9 @@ def advert_of(session: Session, identity: Identity | None) -> Advert:
     stages = tuple(
         StageKeys(
             mask_key=AgreementKey.from_secret(session.mask_key(stage)).public,
-            commitment=seed_commitment(session.self_seed(stage), params.context, me, stage),
+            commitment=mask_streams.seed_commitment(
+                session.self_seed(stage), params.context, me, stage
+            ),
         )
         for stage in session.stages()
     )
@@ -212,11 +213,6 @@ def member_of(advert: Advert) -> Member:
         stages=advert.stages,
         signature=advert.signature,
     )
-
-
-def seed_commitment(seed: Secret, context: bytes, owner: ClientId, stage: StageId) -> bytes:
-    """Advertised beforehand, so that a seed recovered from wrong shares is recognised."""
-    return seed.derive(Label.COMMITMENT, context, owner, stage).reveal()
 
 
 def neighbourhood(params: SecAggParams, roster: Roster) -> graph.Neighbourhood:

@@ -13,10 +13,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from tessera.crypto.keys import Identity
 from tessera.ids import ClientId, Party, TableId
 from tessera.protocols.machine import Outbound, RoundOutcome
 from tessera.protocols.secagg.client import Client
-from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.params import SecAggParams
 from tessera.protocols.secagg.server import Server

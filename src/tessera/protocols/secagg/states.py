@@ -20,13 +20,11 @@ import numpy.typing as npt
 
 from tessera import wire
 from tessera.crypto import shamir
-from tessera.crypto.keys import is_public_key, seal, verify
+from tessera.crypto.keys import Identity, is_public_key, seal, verify
 from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, ServerFault
 from tessera.ids import ClientId, StageId, TableId
-from tessera.protocols.secagg import binding, holdback, transcript
-from tessera.protocols.secagg.binding import NO_VIEW
-from tessera.protocols.secagg.identity import Identity
+from tessera.protocols.secagg import mask_streams, transcript
 from tessera.protocols.secagg.masking import Input, check_context, masked
 from tessera.protocols.secagg.messages import (
     MAX_POSITION,
@@ -55,6 +53,7 @@ from tessera.protocols.secagg.session import (
     member_of,
     neighbourhood,
 )
+from tessera.protocols.secagg.transcript import NO_VIEW
 from tessera.wire.stored import ByDigest, Kept
 
 KeptRows = Annotated[Kept[RevealedSet], ByDigest(RevealedSet)]
@@ -223,7 +222,7 @@ class Ready:
     ) -> tuple[AwaitingSurvivors, list[Any]]:
         if self.at.spec.tables:
             raise MisuseError(f"stage {self.at.spec.name}: rows are revealed before they are sent")
-        agreed = binding.agreed_digest(given.context, given.received.common)
+        agreed = transcript.agreed_digest(given.context, given.received.common)
         message = masked(self.at, given, agreed=agreed, included={}, shared={})
         next_state = AwaitingSurvivors(at=self.at, agreed=agreed, view=NO_VIEW)
         return next_state, [message]
@@ -313,7 +312,7 @@ class Grouping:
                     size[rows] += 1
             still = self.included[part.table][size >= self.named.message.quorum]
             secret = at.session.hold_back(at.stage, part.table)
-            found[part.table] = holdback.row_keys(secret, still).tobytes()
+            found[part.table] = mask_streams.hold_back_keys(secret, still).tobytes()
         return found
 
 
@@ -339,13 +338,13 @@ class Grouped:
     ) -> tuple[AwaitingSurvivors, list[Any]]:
         groups = self.grouping.groups.message
         shared = {t.table: t.shared for t in groups.tables}
-        agreed = binding.agreed_digest(self.context, given.received.common)
+        agreed = transcript.agreed_digest(self.context, given.received.common)
         message = masked(self.at, given, agreed=agreed, included=self.included, shared=shared)
         signs = self.at.session.params.threat is Threat.ACTIVE
         next_state = AwaitingSurvivors(
             at=self.at,
             agreed=agreed,
-            view=binding.view_digest(groups, given.received) if signs else NO_VIEW,
+            view=transcript.view_digest(groups, given.received) if signs else NO_VIEW,
             held_back=self.grouping if self.at.session.params.strict_quorum else None,
         )
         return next_state, [message]

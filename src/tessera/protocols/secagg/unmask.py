@@ -13,13 +13,13 @@ from tessera.crypto.keys import AgreementKey
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.ids import ClientId, StageId, TableId
-from tessera.protocols.secagg import binding, holdback, masking, transcript
-from tessera.protocols.secagg.binding import SentDigests
+from tessera.protocols.secagg import mask_streams, transcript
 from tessera.protocols.secagg.messages import Roster
 from tessera.protocols.secagg.params import SecAggParams
 from tessera.protocols.secagg.phases import InputSum, TableSum, Unmasking
 from tessera.protocols.secagg.recovery import RecoveryTask
-from tessera.protocols.secagg.session import neighbourhood, seed_commitment
+from tessera.protocols.secagg.session import neighbourhood
+from tessera.protocols.secagg.transcript import SentDigests
 
 
 def recovery_tasks(
@@ -52,7 +52,7 @@ def recovery_tasks(
 def _matches_commitment(
     context: bytes, owner: ClientId, stage: StageId, committed: bytes
 ) -> Callable[[Secret], bool]:
-    return lambda seed: seed_commitment(seed, context, owner, stage) == committed
+    return lambda seed: mask_streams.seed_commitment(seed, context, owner, stage) == committed
 
 
 def _has_public_key(advertised: bytes) -> Callable[[Secret], bool]:
@@ -82,13 +82,13 @@ class _PairSecrets:
         if pair not in self._known:
             digests = ((rows.table, rows.digest(survivor, lost)) for rows in self._shared)
             shared = [(table, digest) for table, digest in digests if digest is not None]
-            self._known[pair] = masking.pair_secret(
+            self._known[pair] = mask_streams.pair_secret(
                 self._gone[lost],
                 self._public[survivor],
                 self._context,
                 pair,
                 self._stage,
-                binding.pair_binding(self._agreed, shared),
+                transcript.pair_binding(self._agreed, shared),
             )
         return self._known[pair]
 
@@ -141,7 +141,7 @@ class _SharedRows:
         return self._of(at)
 
     def _of(self, at: npt.NDArray[np.int64]) -> bytes:
-        return binding.shared_digest(self._digests, self._place[at])
+        return transcript.shared_digest(self._digests, self._place[at])
 
 
 def remove_masks(
@@ -160,7 +160,7 @@ def remove_masks(
     The latter depend on what clients were sent; if that was not the same for all, masks stay on.
     """
     spec, hood = params.stage(stage), neighbourhood(params, roster)
-    agreed = binding.agreed_digest(context, sent.common(stage)) if keys else binding.NOTHING
+    agreed = transcript.agreed_digest(context, sent.common(stage)) if keys else transcript.NOTHING
     shared = {
         table: _SharedRows(stage, table, total.tables[table], keys, sent)
         for table in sorted(total.tables)
@@ -168,9 +168,9 @@ def remove_masks(
     pairs = _PairSecrets(params, roster, stage, keys, agreed, list(shared.values()))
     if spec.dense:
         ties = [(s, lost) for lost in keys for s in hood.neighbours(lost) if s in seeds]
-        own = [masking.dense_stream(seed, Label.SELF_MASK) for seed in seeds.values()]
-        tied = [masking.dense_stream(pairs.between(s, d), Label.PAIR_MASK) for s, d in ties]
-        signs = [-1] * len(own) + [-masking.mask_sign(s, d) for s, d in ties]
+        own = [mask_streams.dense_stream(seed, Label.SELF_MASK) for seed in seeds.values()]
+        tied = [mask_streams.dense_stream(pairs.between(s, d), Label.PAIR_MASK) for s, d in ties]
+        signs = [-1] * len(own) + [-mask_streams.mask_sign(s, d) for s, d in ties]
         prg.accumulate(spec.group, total.dense, own + tied, signs)
     for table, sums in total.tables.items():
         _remove_row_masks(params, stage, sums, seeds, keys, pairs, shared[table])
@@ -213,10 +213,12 @@ def release_rows(params: SecAggParams, phase: Unmasking) -> dict[TableId, TableS
         missing = left.copy()
         for client, kept in phase.answers.items():
             at = rows_meeting_quorum(sums, client, phase.total.quorums[client], left)
-            keys = holdback.unpack(kept.message.row_keys[table], len(at))
+            keys = mask_streams.unpacked_keys(kept.message.row_keys[table], len(at))
             assert keys is not None  # checked when it came
-            own = holdback.tweak(context, client, stage, table)
-            sums.words[at] = group.sub(sums.words[at], holdback.masks(group, keys, own, width))
+            own = mask_streams.hold_back_tweak(context, client, stage, table)
+            sums.words[at] = group.sub(
+                sums.words[at], mask_streams.hold_back_masks(group, keys, own, width)
+            )
             missing[at] -= 1
         complete = (left > 0) & (missing == 0)
         rows = sums.rows[complete]
@@ -242,7 +244,7 @@ def _remove_row_masks(
     """In a row's group everybody masked with everybody, so the graph has no say here."""
     streams, signs, index, positions = [], [], [], []
     for survivor, seed in seeds.items():
-        streams.append(masking.row_stream(seed, Label.SELF_MASK, shared.table))
+        streams.append(mask_streams.row_stream(seed, Label.SELF_MASK, shared.table))
         signs.append(-1)
         index.append(sums.index(survivor))
         positions.append(sums.members[survivor])
@@ -252,8 +254,8 @@ def _remove_row_masks(
             if not len(at):
                 continue
             pair = pairs.between(survivor, lost)
-            streams.append(masking.row_stream(pair, Label.PAIR_MASK, shared.table))
-            signs.append(-masking.mask_sign(survivor, lost))
+            streams.append(mask_streams.row_stream(pair, Label.PAIR_MASK, shared.table))
+            signs.append(-mask_streams.mask_sign(survivor, lost))
             index.append(at)
             positions.append(sums.rows[at])
     prg.accumulate_rows(params.stage(stage).group, sums.words, streams, signs, index, positions)

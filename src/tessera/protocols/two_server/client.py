@@ -16,17 +16,16 @@ import numpy as np
 
 from tessera import wire
 from tessera.crypto.entropy import Entropy
+from tessera.crypto.keys import Identity
 from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, ServerFault
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.protocols.machine import Follower, Moved, Outbound
-from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.two_server import handshake
-from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.handshake import check_header
-from tessera.protocols.two_server.layouts import Layouts, layouts_of
 from tessera.protocols.two_server.messages import Header, Purpose, SignedHeader
 from tessera.protocols.two_server.params import Ids, TwoServerParams, TwoServerTable
+from tessera.protocols.two_server.reports import Layouts, ReportContext, layouts_of
 from tessera.wire.stored import ByDigest, Kept, Owner
 
 KeptHeader = Annotated[Kept[SignedHeader], ByDigest(SignedHeader)]

@@ -20,13 +20,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Final, Self
 
+import numpy as np
+import numpy.typing as npt
+
 from tessera import wire
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SigningKey, verify
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.errors import MisuseError, ServerFault
-from tessera.ids import HELPER, SERVER, ClientId, Party
+from tessera.ids import HELPER, SERVER, ClientId, Party, TableId
 from tessera.protocols.machine import (
     Aborted,
     Coordinator,
@@ -36,6 +39,7 @@ from tessera.protocols.machine import (
     Outbound,
     to_all,
 )
+from tessera.protocols.two_server.collector import ReplayGuard
 from tessera.protocols.two_server.key_period import KeyStore, living, with_keys
 from tessera.protocols.two_server.messages import (
     Digest,
@@ -48,10 +52,50 @@ from tessera.protocols.two_server.messages import (
     Signature,
     SignedHeader,
 )
-from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import TwoServerParams
-from tessera.protocols.two_server.replay_guard import ReplayGuard
 from tessera.wire.stored import ByDigest, Kept, Owner
+
+# --- the model ------------------------------------------------------------------------------------
+#
+# Both servers serve it, and sign digests of it.
+
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServedModel:
+    """Rows as bytes, in the order of each table's domain, and the dense part as bytes."""
+
+    tables: Mapping[TableId, Bytes] = field(default_factory=dict, repr=False)
+    dense: bytes = field(default=b"", repr=False)
+
+    def check(self, params: TwoServerParams) -> None:
+        due = {t.table: (t.rows, t.row_bytes) for t in params.read}
+        if {t: rows.shape for t, rows in self.tables.items()} != due:
+            raise MisuseError("two servers: the model has other tables than the round")
+        if any(rows.dtype != np.uint8 for rows in self.tables.values()):
+            raise MisuseError("two servers: rows are served as bytes")
+        if len(self.dense) != params.dense_bytes:
+            raise MisuseError(f"two servers: a dense part of {len(self.dense)} bytes")
+
+    def digests(self, params: TwoServerParams) -> tuple[dict[TableId, bytes], bytes]:
+        """(digest of every table, digest of the dense part), as the header states them."""
+        self.check(params)
+        tables = {t.table: table_digest(t.table, self.tables[t.table]) for t in params.read}
+        return tables, dense_digest(self.dense)
+
+
+def table_digest(table: TableId, rows: Bytes) -> bytes:
+    shape = encode_context(Label.TABLE_DIGEST, table, *rows.shape)
+    return hashlib.sha256(shape + np.ascontiguousarray(rows).tobytes()).digest()
+
+
+def dense_digest(dense: bytes) -> bytes:
+    return hashlib.sha256(encode_context(Label.DENSE_DIGEST, wire.part_digest(dense))).digest()
+
+
+# --- the header -----------------------------------------------------------------------------------
 
 PHASE: Final = "handshake"
 """The name of this phase in the events of a run, which are stored."""

@@ -1,4 +1,4 @@
-"""Messages of two servers and their clients before anything is read or written.
+"""Messages of two servers and their clients: the handshake, reports, reading and writing.
 
 Bytes and arrays stay out of `repr`. The flow is in `docs/protocols/two-servers.md`.
 """
@@ -11,12 +11,17 @@ from enum import Enum
 from functools import cached_property
 from typing import Annotated, Final
 
+import numpy as np
+import numpy.typing as npt
+
 from tessera import wire
 from tessera.crypto.dpf import SEED_BYTES
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret, encode_context
 from tessera.ids import ClientId, RoundId, TableId
-from tessera.protocols.two_server.params import MAX_TABLES
+from tessera.protocols.secagg.messages import MAX_ROWS
+from tessera.protocols.two_server.params import MAX_COHORT, MAX_TABLES
+from tessera.wire.index_set import IndexSet
 
 Round = Annotated[RoundId, wire.U64]
 ClientField = Annotated[ClientId, wire.U32]
@@ -25,6 +30,8 @@ Signature = Annotated[bytes, wire.SIGNATURE]
 Blob = Annotated[bytes, wire.PartUpTo(wire.DEFAULT_CAP)]
 Blobs = Annotated[tuple[bytes, ...], wire.Sequence(wire.PartUpTo(wire.DEFAULT_CAP), MAX_TABLES)]
 Seeds = Annotated[tuple[bytes, ...], wire.Sequence(wire.Exactly(SEED_BYTES), MAX_TABLES)]
+Listed = Annotated[dict[ClientId, bytes], wire.ByKey(wire.U32, wire.KEY, MAX_COHORT)]
+Reasons = Annotated[dict[ClientId, str], wire.ByKey(wire.U32, wire.TEXT, MAX_COHORT)]
 
 MAX_BOX: Final = 1 << 16
 """A sealed box holds seeds and digests, and no rows."""
@@ -171,3 +178,159 @@ class Forwarded:
     report_id: Digest = field(repr=False)
     public: Blobs = field(repr=False)
     box: Annotated[bytes, wire.UpTo(MAX_BOX)] = field(repr=False)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+@wire.record(tag=0x0501)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """Client to leader: keys for every bin, the leader's seeds, and a box for the helper."""
+
+    round_id: Round
+    sender: ClientField
+    report_id: Digest = field(repr=False)
+    public: Blobs = field(repr=False)
+    seeds: Seeds = field(repr=False)
+    box: Annotated[bytes, wire.UpTo(MAX_BOX)] = field(repr=False)
+
+
+@wire.record(tag=0x0502)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswersDue:
+    """Leader to helper: no more queries come; whose answers are due, by digest of their query."""
+
+    round_id: Round
+    queries: Listed = field(repr=False)
+
+
+@wire.record(tag=0x0503)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelperAnswer:
+    """Helper to leader, for a client: sealed to the client's one-time key; empty if refused."""
+
+    round_id: Round
+    client: ClientField
+    box: Blob = field(repr=False)
+
+
+@wire.record(tag=0x0504)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedAnswer:
+    """What is in the helper's box: its half of every bin, by table, and its signature."""
+
+    tables: Blobs = field(repr=False)
+    signature: Signature = field(repr=False)
+
+
+@wire.record(tag=0x0505)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryAnswers:
+    """Leader to client: its own half by table, or the table where it is read whole; the dense part;
+    and the helper's box."""
+
+    round_id: Round
+    report_id: Digest = field(repr=False)
+    tables: Blobs = field(repr=False)
+    dense: Blob = field(repr=False)
+    box: Blob = field(repr=False)
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+@wire.record(tag=0x0601)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteReport:
+    """Client to leader: keys for all bins, the leader's seeds and plain share, the helper's box."""
+
+    round_id: Round
+    sender: ClientField
+    report_id: Digest = field(repr=False)
+    public: Blobs = field(repr=False)
+    seeds: Seeds = field(repr=False)
+    dense: Blob = field(repr=False)
+    box: Annotated[bytes, wire.UpTo(MAX_BOX)] = field(repr=False)
+
+
+@wire.record(tag=0x0602)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closing:
+    """Leader to helper: collection is over; every report it has forwarded, by digest."""
+
+    round_id: Round
+    reports: Listed = field(repr=False)
+
+
+@wire.record(tag=0x0607)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckCoin:
+    """Helper to leader: what the coefficients of the check follow from; reports are fixed now."""
+
+    round_id: Round
+    coin: Digest = field(repr=False)
+
+
+@wire.record(tag=0x0608)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckSums:
+    """Leader to helper: its sums of tags, for every report that it has named."""
+
+    round_id: Round
+    sums: Listed = field(repr=False)
+
+
+@wire.record(tag=0x0603)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exclusions:
+    """Helper to leader: which of these reports are left out, and why.
+
+    It does not hold them, or the two servers' sums of tags differ.
+    """
+
+    round_id: Round
+    reasons: Reasons
+
+
+@wire.record(tag=0x0604)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncludedList:
+    """Leader to helper: the one list of this round, signed."""
+
+    round_id: Round
+    reports: Listed = field(repr=False)
+    signature: Signature = field(repr=False)
+
+
+@wire.record(tag=0x0605)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumShare:
+    """Helper to leader: its share of the sum over that list, signed with the list."""
+
+    round_id: Round
+    dense: Blob = field(repr=False)
+    tables: Blobs = field(repr=False)
+    signature: Signature = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedRows:
+    """The rows of a table that some client wrote: indices into the domain, and packed words."""
+
+    table: Annotated[TableId, wire.U16]
+    rows: Annotated[npt.NDArray[np.uint64], IndexSet(MAX_ROWS)] = field(repr=False)
+    words: Blob = field(repr=False)
+
+
+@wire.record(tag=0x0606)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedSum:
+    """Leader to helper: the sum, so that both continue with the same model."""
+
+    round_id: Round
+    dense: Blob = field(repr=False)
+    tables: Annotated[
+        tuple[OpenedRows, ...], wire.Sequence(wire.Nested(OpenedRows), MAX_TABLES)
+    ] = field(repr=False)
+    signature: Signature = field(repr=False)

@@ -14,7 +14,7 @@ from tessera.plan import Domain, Plan
 from tessera.protocols.machine import RoundOutcome, RoundOver
 from tessera.protocols.plain import PlainInput, PlainRows, SparsePlainInput
 from tessera.protocols.secagg import messages
-from tessera.protocols.secagg.holdback import KEY_BYTES
+from tessera.protocols.secagg.mask_streams import KEY_BYTES
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds import schemes
 from tessera.rounds.forecast.rows import ExpectedRows

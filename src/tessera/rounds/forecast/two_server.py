@@ -23,38 +23,33 @@ from tessera.crypto.secret import Secret
 from tessera.ids import ClientId
 from tessera.learning.tables.arrays import Ids
 from tessera.plan import Plan
-from tessera.protocols.two_server import envelope
-from tessera.protocols.two_server.envelope import ReportContext
-from tessera.protocols.two_server.layouts import Layouts, layouts_of
+from tessera.protocols.two_server import reports
 from tessera.protocols.two_server.messages import (
+    AnswersDue,
+    CheckCoin,
+    CheckSums,
+    Closing,
+    Exclusions,
     Forwarded,
     HandshakeConsent,
     HandshakeNonce,
     HandshakeOffer,
     HandshakeReveal,
     Header,
-    Purpose,
-    SignedHeader,
-)
-from tessera.protocols.two_server.params import Servers, TwoServerParams, TwoServerTable
-from tessera.protocols.two_server.read.messages import (
-    AnswersDue,
     HelperAnswer,
-    Query,
-    QueryAnswers,
-    SealedAnswer,
-)
-from tessera.protocols.two_server.write.messages import (
-    CheckCoin,
-    CheckSums,
-    Closing,
-    Exclusions,
     IncludedList,
     OpenedRows,
     OpenedSum,
+    Purpose,
+    Query,
+    QueryAnswers,
+    SealedAnswer,
+    SignedHeader,
     SumShare,
     WriteReport,
 )
+from tessera.protocols.two_server.params import Servers, TwoServerParams, TwoServerTable
+from tessera.protocols.two_server.reports import Layouts, ReportContext, layouts_of
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds.forecast.secagg import ROUND, length
 from tessera.rounds.two_server.params import two_server_params
@@ -169,7 +164,7 @@ class TwoServerTraffic:
 
     def _box(self, purpose: Purpose, public: tuple[bytes, ...], seeds: int | None = None) -> bytes:
         reading = purpose is Purpose.RETRIEVE
-        return envelope.seal_box(
+        return reports.seal_box(
             self._report_context(purpose),
             public,
             seeds=[Secret(bytes(SEED_BYTES))] * (len(public) if seeds is None else seeds),

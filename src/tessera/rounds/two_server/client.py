@@ -20,6 +20,7 @@ import numpy as np
 
 from tessera import wire
 from tessera.crypto.entropy import Entropy, RootedEntropy
+from tessera.crypto.keys import Identity
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError, ServerFault
@@ -41,11 +42,9 @@ from tessera.protocols.machine import (
 )
 from tessera.protocols.secagg import messages as secagg
 from tessera.protocols.secagg.client import Client
-from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.masking import Input
-from tessera.protocols.two_server.messages import SignedHeader
+from tessera.protocols.two_server.messages import QueryAnswers, SignedHeader
 from tessera.protocols.two_server.params import Servers
-from tessera.protocols.two_server.read.messages import QueryAnswers
 from tessera.protocols.two_server.write.client import RowUpdate
 from tessera.protocols.two_server.write.client import Update as Written
 from tessera.rounds import encode, schemes, select

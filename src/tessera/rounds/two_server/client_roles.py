@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tessera.crypto.entropy import Entropy
+from tessera.crypto.keys import Identity
 from tessera.ids import ClientId, RoundId
 from tessera.plan import Plan
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg.client import Client
-from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.two_server.key_period import own_keys_of
 from tessera.protocols.two_server.messages import Header
 from tessera.protocols.two_server.params import Servers, TwoServerParams

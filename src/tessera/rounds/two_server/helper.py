@@ -30,24 +30,26 @@ from tessera.protocols.machine import (
     Steps,
     shortened,
 )
-from tessera.protocols.two_server.handshake import HelperHandshake
+from tessera.protocols.two_server.collector import ReplayGuard
+from tessera.protocols.two_server.handshake import HelperHandshake, ServedModel
 from tessera.protocols.two_server.key_period import KeyStore
 from tessera.protocols.two_server.messages import (
+    AnswersDue,
+    CheckSums,
+    Closing,
     Forwarded,
     HandshakeOffer,
     HandshakeReveal,
     Header,
+    IncludedList,
+    OpenedSum,
     Purpose,
 )
-from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import Servers, TwoServerParams
-from tessera.protocols.two_server.read.messages import AnswersDue
 from tessera.protocols.two_server.read.row_tags import RowTagCache
 from tessera.protocols.two_server.read.server import RetrievalHelper
-from tessera.protocols.two_server.replay_guard import ReplayGuard
-from tessera.protocols.two_server.workers import Workers
+from tessera.protocols.two_server.reports import Workers
 from tessera.protocols.two_server.write.helper import WriteHelper
-from tessera.protocols.two_server.write.messages import CheckSums, Closing, IncludedList, OpenedSum
 from tessera.protocols.two_server.write.sums import TwoServerSum
 from tessera.rounds import schemes, select
 from tessera.rounds.encode import RoundResult

@@ -31,23 +31,27 @@ from tessera.protocols.two_server.key_period import (
     KeyStore,
     OwnKeys,
     OwnKeyStore,
+    keep_keys,
     keys_of,
     living,
     own_keys_of,
+    shortage,
     with_keys,
 )
 from tessera.protocols.two_server.messages import (
+    AnswersDue,
     HandshakeConsent,
     HandshakeOffer,
     Header,
+    OpenedSum,
+    Query,
+    QueryAnswers,
     SignedHeader,
+    WriteReport,
 )
 from tessera.protocols.two_server.params import TwoServerParams
 from tessera.protocols.two_server.read.client import Fetched, FetchedRows
-from tessera.protocols.two_server.read.messages import AnswersDue, Query, QueryAnswers
 from tessera.protocols.two_server.write.client import RowUpdate, Update
-from tessera.protocols.two_server.write.members import keep_keys, shortage
-from tessera.protocols.two_server.write.messages import OpenedSum, WriteReport
 from tessera.protocols.two_server.write.sums import RowSum, Share, TwoServerSum, with_noise
 from tessera.rounds.ideal import NONE, IdealRole, TrustedParty, posted, signal
 from tessera.rounds.messages import UnionOpened

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tessera import wire
 from tessera.crypto.entropy import Entropy, RootedEntropy
-from tessera.crypto.keys import SigningKey
+from tessera.crypto.keys import Identity, SigningKey
 from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, RoundAborted
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, StageId
@@ -35,17 +35,23 @@ from tessera.protocols.machine import (
     to_all,
 )
 from tessera.protocols.secagg import messages as secagg
-from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.server import Server
 from tessera.protocols.two_server.handshake import PHASE as HANDSHAKE
 from tessera.protocols.two_server.key_period import KeyStore
-from tessera.protocols.two_server.messages import HandshakeConsent, HandshakeNonce
+from tessera.protocols.two_server.messages import (
+    CheckCoin,
+    Exclusions,
+    HandshakeConsent,
+    HandshakeNonce,
+    HelperAnswer,
+    Query,
+    SumShare,
+    WriteReport,
+)
 from tessera.protocols.two_server.params import Servers
-from tessera.protocols.two_server.read.messages import HelperAnswer, Query
 from tessera.protocols.two_server.read.row_tags import RowTagCache
-from tessera.protocols.two_server.workers import Workers
-from tessera.protocols.two_server.write.messages import CheckCoin, Exclusions, SumShare, WriteReport
+from tessera.protocols.two_server.reports import Workers
 from tessera.rounds import encode, schemes, select
 from tessera.rounds.encode import RoundResult
 from tessera.rounds.ideal import IdealServer, opened_ids, posted

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tessera.crypto.entropy import Entropy
-from tessera.crypto.keys import SigningKey
+from tessera.crypto.keys import Identity, SigningKey
 from tessera.crypto.secret import Secret
 from tessera.errors import Malformed
 from tessera.ids import SERVER, ClientId, RoundId
@@ -15,16 +15,14 @@ from tessera.learning.tables.arrays import Floats
 from tessera.learning.tables.spec import DerivedMap
 from tessera.learning.tables.table import StoredTable
 from tessera.plan import UNION, Plan
-from tessera.protocols.secagg.identity import Identity
 from tessera.protocols.secagg.server import Server
-from tessera.protocols.two_server.handshake import LeaderHandshake
+from tessera.protocols.two_server.handshake import LeaderHandshake, ServedModel
 from tessera.protocols.two_server.key_period import KeyPeriod, KeyStore, keys_of, with_keys
 from tessera.protocols.two_server.messages import Header
-from tessera.protocols.two_server.model import ServedModel
 from tessera.protocols.two_server.params import Servers
 from tessera.protocols.two_server.read.row_tags import RowTagCache
 from tessera.protocols.two_server.read.server import RetrievalLeader
-from tessera.protocols.two_server.workers import Workers
+from tessera.protocols.two_server.reports import Workers
 from tessera.protocols.two_server.write.leader import WriteLeader
 from tessera.rounds.ideal import IdealServer
 from tessera.rounds.messages import UnionOpened

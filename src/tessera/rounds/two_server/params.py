@@ -16,7 +16,7 @@ from tessera.ids import RoundId, TableId
 from tessera.learning.tables.arrays import Floats, Ids
 from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
-from tessera.protocols.two_server.model import ServedModel
+from tessera.protocols.two_server.handshake import ServedModel
 from tessera.protocols.two_server.params import (
     Absent,
     Read,

@@ -15,16 +15,16 @@ from tessera.crypto.cuckoo import Placement, SimpleTable
 from tessera.crypto.keys import SealingKey, seal_to
 from tessera.errors import MisuseError, PeerError, ServerFault
 from tessera.ids import HELPER, SERVER
-from tessera.protocols.two_server.messages import Purpose
-from tessera.protocols.two_server.params import Read
-from tessera.protocols.two_server.read.client import RetrievalClient
-from tessera.protocols.two_server.read.messages import (
+from tessera.protocols.two_server.messages import (
     AnswersDue,
     HelperAnswer,
+    Purpose,
     Query,
     QueryAnswers,
     SealedAnswer,
 )
+from tessera.protocols.two_server.params import Read
+from tessera.protocols.two_server.read.client import RetrievalClient
 
 
 def wishes(network: two_servers.Network, per_client: int = 2) -> dict:

@@ -18,6 +18,7 @@ from tessera import wire
 from tessera.errors import RoundAborted, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId
 from tessera.protocols.machine import Left, Outbound
+from tessera.protocols.two_server.messages import CheckCoin, CheckSums
 from tessera.protocols.two_server.write.helper import (
     CHECK_FAILED,
     CoinTossed,
@@ -25,7 +26,6 @@ from tessera.protocols.two_server.write.helper import (
     WriteHelper,
 )
 from tessera.protocols.two_server.write.leader import AwaitingCoin, AwaitingExclusions, WriteLeader
-from tessera.protocols.two_server.write.messages import CheckCoin, CheckSums
 from tessera.wire.stored import Kept
 
 CLIENTS = 7

@@ -19,11 +19,11 @@ from tessera.crypto.kernel.points import BLOCK
 from tessera.crypto.ring import Ring
 from tessera.errors import MisuseError, ServerFault
 from tessera.ids import HELPER, SERVER, RoundId
-from tessera.protocols.two_server import envelope
+from tessera.protocols.two_server import reports
 from tessera.protocols.two_server.key_period import KeyPeriod, MemoryStore, OwnKeys
-from tessera.protocols.two_server.layouts import layouts_of
+from tessera.protocols.two_server.messages import WriteReport
 from tessera.protocols.two_server.params import Absent
-from tessera.protocols.two_server.write.messages import WriteReport
+from tessera.protocols.two_server.reports import layouts_of
 from tessera.services.journal import Journal
 from tessera.services.journal_stores import JournalKeys
 
@@ -333,14 +333,14 @@ def test_a_hint_after_a_failed_check_has_no_keys():
     network = first_round(absent=Absent.ALLOW)
     network.writing(network.handshake())
     bad = network.clients[0]
-    real = envelope.seal_box
+    real = reports.seal_box
 
     def sealed(context, public, **more):
         public[0] = public[0][:-1] + bytes([public[0][-1] ^ 1])
         return real(context, public, **more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(envelope, "seal_box", sealed)
+        patch.setattr(reports, "seal_box", sealed)
         cheat = network.roles[bad].submit(None)
     network.carry(bad, cheat)
     assert_exact(network, written(network, network.clients[1:]))

@@ -18,11 +18,19 @@ from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError, PeerError, RoundAborted, ServerFault
 from tessera.ids import HELPER, SERVER
 from tessera.protocols.machine import Left
-from tessera.protocols.two_server import envelope
-from tessera.protocols.two_server.layouts import layouts_of
-from tessera.protocols.two_server.messages import Forwarded, Purpose
+from tessera.protocols.two_server import reports
+from tessera.protocols.two_server.messages import (
+    CheckSums,
+    Closing,
+    Exclusions,
+    Forwarded,
+    IncludedList,
+    OpenedSum,
+    Purpose,
+    WriteReport,
+)
 from tessera.protocols.two_server.params import Write
-from tessera.protocols.two_server.workers import SingleWorker
+from tessera.protocols.two_server.reports import SingleWorker, layouts_of
 from tessera.protocols.two_server.write import helper as helper_side
 from tessera.protocols.two_server.write.client import RowUpdate, Update
 from tessera.protocols.two_server.write.helper import (
@@ -31,14 +39,6 @@ from tessera.protocols.two_server.write.helper import (
     ListFixed,
     SumReceived,
     WriteHelper,
-)
-from tessera.protocols.two_server.write.messages import (
-    CheckSums,
-    Closing,
-    Exclusions,
-    IncludedList,
-    OpenedSum,
-    WriteReport,
 )
 
 TREES = two_servers.table().trees
@@ -590,7 +590,7 @@ def test_bits_astray_are_seen_by_either_server_when_a_report_comes():
     bad, *others = network.clients
     client = network.roles[bad]
     given_ = updates(network)
-    real = envelope.seal_box
+    real = reports.seal_box
 
     def sealed(context, public, **more):
         keys = layout.forest.public_bytes  # signed by the client itself: nobody changed it
@@ -598,7 +598,7 @@ def test_bits_astray_are_seen_by_either_server_when_a_report_comes():
         return real(context, public, **more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(envelope, "seal_box", sealed)
+        patch.setattr(reports, "seal_box", sealed)
         report = client.submit(given_[bad])
     with pytest.raises(PeerError, match="padding"):
         network.roles[SERVER].receive(bad, report[0].data)
@@ -639,7 +639,7 @@ def test_keys_of_another_shape_are_refused_by_either_server(name):
     with pytest.raises(PeerError, match="invalid keys"):
         network.roles[SERVER].receive(c, wire.encode(replace(report, public=odd.public)))
     context = network.roles[c]._report_context(network.roles[SERVER].header, report.report_id)
-    box = envelope.seal_box(
+    box = reports.seal_box(
         context,
         odd.public,
         seeds=[Secret(seed) for seed in odd.seeds],

@@ -20,11 +20,11 @@ from tessera.crypto.kernel.trees import BLOCK
 from tessera.crypto.ring import Ring
 from tessera.errors import PeerError, RoundAborted
 from tessera.ids import HELPER, SERVER
-from tessera.protocols.two_server import envelope
-from tessera.protocols.two_server.layouts import layouts_of
+from tessera.protocols.two_server import reports
 from tessera.protocols.two_server.params import Write
+from tessera.protocols.two_server.reports import layouts_of
 from tessera.protocols.two_server.write.helper import CHECK_FAILED
-from tessera.protocols.two_server.write.row_shares import coin_of
+from tessera.protocols.two_server.write.sums import coin_of
 
 Cheat = Callable[[Forest, bytes, np.random.Generator], bytes]
 
@@ -72,14 +72,14 @@ def submitted(network: two_servers.Network, client: int, update, cheat: Cheat | 
         return role.submit(update)
     forests = layouts_of(network.params, network.roles[SERVER].header).writing
     at = list(forests).index(0)
-    real, rng = envelope.seal_box, np.random.default_rng(seed)
+    real, rng = reports.seal_box, np.random.default_rng(seed)
 
     def sealed(context, public, **given):
         public[at] = cheat(forests[0].forest, public[at], rng)
         return real(context, public, **given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(envelope, "seal_box", sealed)
+        patch.setattr(reports, "seal_box", sealed)
         return role.submit(update)
 
 

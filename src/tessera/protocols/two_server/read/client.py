@@ -24,7 +24,7 @@ from tessera.errors import CryptoError, WireError
 from tessera.ids import SERVER, TableId
 from tessera.protocols.machine import Left, Moved, Outbound
 from tessera.protocols.secagg.messages import MAX_ROWS
-from tessera.protocols.two_server import envelope
+from tessera.protocols.two_server import reports
 from tessera.protocols.two_server.client import (
     Invited,
     KeptHeader,
@@ -34,10 +34,17 @@ from tessera.protocols.two_server.client import (
     content_digest,
     row_indices,
 )
-from tessera.protocols.two_server.messages import Digest, Header, Purpose, SignedHeader
-from tessera.protocols.two_server.model import dense_digest, table_digest
+from tessera.protocols.two_server.handshake import dense_digest, table_digest
+from tessera.protocols.two_server.messages import (
+    Digest,
+    Header,
+    Purpose,
+    Query,
+    QueryAnswers,
+    SealedAnswer,
+    SignedHeader,
+)
 from tessera.protocols.two_server.params import CHECK_BYTES, MAX_TABLES, Ids, Read, TwoServerTable
-from tessera.protocols.two_server.read.messages import Query, QueryAnswers, SealedAnswer
 from tessera.protocols.two_server.read.row_tags import row_digests, row_tags, tag_products
 from tessera.wire.index_set import IndexSet
 from tessera.wire.stored import ByDigest, Kept
@@ -146,7 +153,7 @@ class RetrievalClient(TwoServerClient):
             public.append(wire.HashedBytes(pair.public.to_bytes()))
             seeds.append(pair.seeds)
         secret = self._entropy.secret(Label.ANSWER_KEY, context.report_id)
-        box = envelope.seal_box(
+        box = reports.seal_box(
             context,
             public,
             seeds=[helper for _, helper in seeds],

@@ -21,39 +21,38 @@ from tessera.errors import MisuseError, PeerError
 from tessera.ids import HELPER, SERVER, ClientId, Party, TableId
 from tessera.protocols.machine import Coordinator, Follower, Left, Moved, Outbound
 from tessera.protocols.secagg.phases import Members
-from tessera.protocols.two_server.envelope import ReportContext
-from tessera.protocols.two_server.inbox import (
+from tessera.protocols.two_server.collector import (
     HelperReport,
-    Reasons,
+    ReplayGuard,
     ReportInbox,
     ReportsByClient,
 )
-from tessera.protocols.two_server.keys import (
-    HELPER_PARTY,
-    LEADER_PARTY,
-    Reported,
-    batches,
-    check_keys,
-)
-from tessera.protocols.two_server.layouts import layouts_of
+from tessera.protocols.two_server.handshake import ServedModel
 from tessera.protocols.two_server.messages import (
+    AnswersDue,
     Digest,
     Forwarded,
     Header,
-    Purpose,
-)
-from tessera.protocols.two_server.model import ServedModel
-from tessera.protocols.two_server.params import MAX_COHORT, Read, TwoServerParams
-from tessera.protocols.two_server.read.messages import (
-    AnswersDue,
     HelperAnswer,
+    Purpose,
     Query,
     QueryAnswers,
+    Reasons,
     SealedAnswer,
 )
+from tessera.protocols.two_server.params import MAX_COHORT, Read, TwoServerParams
 from tessera.protocols.two_server.read.row_tags import RowTagCache
-from tessera.protocols.two_server.replay_guard import ReplayGuard
-from tessera.protocols.two_server.workers import SingleWorker, Workers
+from tessera.protocols.two_server.reports import (
+    HELPER_PARTY,
+    LEADER_PARTY,
+    ReportContext,
+    Reported,
+    SingleWorker,
+    Workers,
+    batches,
+    check_keys,
+    layouts_of,
+)
 from tessera.wire.stored import ByDigest, Kept, Owner
 
 Bytes = npt.NDArray[np.uint8]

@@ -18,13 +18,13 @@ from tessera import wire
 from tessera.crypto import dpf, verifiable
 from tessera.crypto.entropy import Entropy, RootedEntropy
 from tessera.crypto.group import Words
+from tessera.crypto.keys import Identity
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError
 from tessera.ids import SERVER, ClientId, RoundId, TableId
 from tessera.protocols.machine import Left, Outbound
-from tessera.protocols.secagg.identity import Identity
-from tessera.protocols.two_server import envelope
+from tessera.protocols.two_server import reports
 from tessera.protocols.two_server.client import (
     Invited,
     Prepared,
@@ -33,11 +33,10 @@ from tessera.protocols.two_server.client import (
     content_digest,
     row_indices,
 )
-from tessera.protocols.two_server.envelope import ReportContext
 from tessera.protocols.two_server.key_period import OwnKeys, OwnKeyStore, own_keys_of
-from tessera.protocols.two_server.messages import Purpose, SignedHeader
+from tessera.protocols.two_server.messages import Purpose, SignedHeader, WriteReport
 from tessera.protocols.two_server.params import Ids, TwoServerParams, TwoServerTable
-from tessera.protocols.two_server.write.messages import WriteReport
+from tessera.protocols.two_server.reports import ReportContext
 from tessera.protocols.two_server.write.sums import split_dense
 from tessera.wire.stored import ByDigest, Kept
 
@@ -161,7 +160,7 @@ class WriteClient(TwoServerClient):
         if self.params.dense_words:
             dense_seed = self._entropy.secret(Label.DENSE_SEED, context.report_id)
             dense = split_dense(self.params, self._plain(given), dense_seed)
-        box = envelope.seal_box(
+        box = reports.seal_box(
             context,
             public,
             seeds=[helper for _, helper in seeds],

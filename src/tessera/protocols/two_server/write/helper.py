@@ -34,33 +34,51 @@ from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError, PeerError
 from tessera.ids import HELPER, SERVER, ClientId
 from tessera.protocols.machine import Follower, Left, Moved, Outbound, Steps
-from tessera.protocols.two_server.inbox import (
+from tessera.protocols.two_server.collector import (
     HelperReport,
-    Reasons,
+    ReplayGuard,
     ReportInbox,
     ReportsByClient,
 )
-from tessera.protocols.two_server.key_period import KeyPeriod, KeyStore, keys_of
-from tessera.protocols.two_server.keys import HELPER_PARTY, Reported, reported
-from tessera.protocols.two_server.layouts import layouts_of
-from tessera.protocols.two_server.messages import Forwarded, Header, Purpose
-from tessera.protocols.two_server.params import TwoServerParams
-from tessera.protocols.two_server.replay_guard import ReplayGuard
-from tessera.protocols.two_server.workers import SingleWorker, Workers
-from tessera.protocols.two_server.write import sums
-from tessera.protocols.two_server.write.members import keep_keys, missing_members, too_many_excluded
-from tessera.protocols.two_server.write.messages import (
+from tessera.protocols.two_server.key_period import (
+    KeyPeriod,
+    KeyStore,
+    keep_keys,
+    keys_of,
+    missing_members,
+    too_many_excluded,
+)
+from tessera.protocols.two_server.messages import (
     CheckCoin,
     CheckSums,
     Closing,
     Exclusions,
+    Forwarded,
+    Header,
     IncludedList,
     Listed,
     OpenedSum,
+    Purpose,
+    Reasons,
     SumShare,
 )
-from tessera.protocols.two_server.write.row_shares import RowShares, coin_of, row_shares
-from tessera.protocols.two_server.write.sums import NoiseSecret, TwoServerSum
+from tessera.protocols.two_server.params import TwoServerParams
+from tessera.protocols.two_server.reports import (
+    HELPER_PARTY,
+    Reported,
+    SingleWorker,
+    Workers,
+    layouts_of,
+    reported,
+)
+from tessera.protocols.two_server.write import sums
+from tessera.protocols.two_server.write.sums import (
+    NoiseSecret,
+    RowShares,
+    TwoServerSum,
+    coin_of,
+    row_shares,
+)
 from tessera.wire.stored import ByDigest, Kept, Owner
 
 CHECK_FAILED: Final = "wrote more than one leaf in a bin, or invalid keys"

@@ -22,41 +22,44 @@ from tessera.crypto.secret import Secret
 from tessera.ids import HELPER, SERVER, ClientId, Party
 from tessera.protocols.machine import Aborted, Coordinator, Moved, Outbound
 from tessera.protocols.secagg.phases import Members
-from tessera.protocols.two_server.envelope import ReportContext
-from tessera.protocols.two_server.inbox import Reasons
-from tessera.protocols.two_server.key_period import KeyPeriod, KeyStore, keys_of
-from tessera.protocols.two_server.keys import (
-    LEADER_PARTY,
-    NO_KEYS,
-    Reported,
-    check_keys,
-    check_words,
-    reported,
+from tessera.protocols.two_server.key_period import (
+    KeyPeriod,
+    KeyStore,
+    keep_keys,
+    keys_of,
+    shortage,
 )
-from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.messages import (
-    Digest,
-    Forwarded,
-    Header,
-    Purpose,
-)
-from tessera.protocols.two_server.params import MAX_COHORT, TwoServerParams
-from tessera.protocols.two_server.workers import SingleWorker, Workers
-from tessera.protocols.two_server.write import sums
-from tessera.protocols.two_server.write.members import keep_keys, shortage
-from tessera.protocols.two_server.write.messages import (
     CheckCoin,
     CheckSums,
     Closing,
+    Digest,
     Exclusions,
+    Forwarded,
+    Header,
     IncludedList,
     Listed,
     OpenedSum,
+    Purpose,
+    Reasons,
     SumShare,
     WriteReport,
 )
-from tessera.protocols.two_server.write.row_shares import RowShares, row_shares
-from tessera.protocols.two_server.write.sums import NoiseSecret, TwoServerSum
+from tessera.protocols.two_server.params import MAX_COHORT, TwoServerParams
+from tessera.protocols.two_server.reports import (
+    LEADER_PARTY,
+    NO_KEYS,
+    ReportContext,
+    Reported,
+    SingleWorker,
+    Workers,
+    check_keys,
+    check_words,
+    layouts_of,
+    reported,
+)
+from tessera.protocols.two_server.write import sums
+from tessera.protocols.two_server.write.sums import NoiseSecret, RowShares, TwoServerSum, row_shares
 from tessera.wire.stored import ByDigest, Kept, Owner
 
 

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from tessera import wire
 from tessera.crypto.keys import SealingKey, is_public_key, verify
 from tessera.crypto.secret import Secret
 from tessera.errors import CryptoError, PeerError
-from tessera.ids import ClientId
-from tessera.protocols.two_server import envelope
-from tessera.protocols.two_server.envelope import ReportContext
+from tessera.ids import ClientId, RoundId
+from tessera.protocols.two_server import reports
 from tessera.protocols.two_server.key_period import KeyPeriod
-from tessera.protocols.two_server.keys import NO_KEYS, check_keys
-from tessera.protocols.two_server.layouts import layouts_of
 from tessera.protocols.two_server.messages import (
     Digest,
     Forwarded,
@@ -30,8 +27,66 @@ from tessera.protocols.two_server.messages import (
     Seeds,
 )
 from tessera.protocols.two_server.params import MAX_COHORT, TwoServerParams
-from tessera.protocols.two_server.replay_guard import ReplayGuard
+from tessera.protocols.two_server.reports import NO_KEYS, ReportContext, check_keys, layouts_of
 from tessera.wire.stored import ByDigest, Kept
+
+# --- each counts once -----------------------------------------------------------------------------
+#
+# The helper records the rounds it took part in, the reports it saw and the lists it summed.
+#
+# A report that counted twice, or in two rounds, could be subtracted from a sum. Every box names
+# its round, but a round may be restarted under the same number after a crash, so ids are kept for
+# ever. A helper that is woken from an older snapshot does not know that it has released its share,
+# and could be led to another list: the one list of a round is kept here, too.
+#
+# `MemoryReplayGuard` is the only implementation here. It starts empty in every process: a helper
+# that restarts with an empty one would accept old reports and repeat old rounds. Whoever runs a
+# helper beyond one process has to supply a guard with durable storage.
+
+
+class ReplayGuard(Protocol):
+    """An append-only store of round numbers and report ids.
+
+    A call returns once its entry is durable; the helper answers on that assumption.
+    `MemoryReplayGuard` does not meet it.
+    """
+
+    def begin_round(self, round_id: RoundId) -> bool:
+        """Record that this round begins; False if it, or a later one, has begun before."""
+
+    def accept(self, report_id: bytes) -> bool:
+        """Record a report's id; False if it is recorded already."""
+
+    def release(self, round_id: RoundId, reports: bytes) -> bool:
+        """Record the list, by digest, over which this round's share is released; False if another
+        one is recorded already."""
+
+
+class MemoryReplayGuard:
+    """A replay guard for simulations and tests; its entries live as long as the object."""
+
+    def __init__(self) -> None:
+        self._last: RoundId | None = None
+        self._accepted: set[bytes] = set()
+        self._released: dict[RoundId, bytes] = {}
+
+    def begin_round(self, round_id: RoundId) -> bool:
+        if self._last is not None and round_id <= self._last:
+            return False
+        self._last = round_id
+        return True
+
+    def accept(self, report_id: bytes) -> bool:
+        if report_id in self._accepted:
+            return False
+        self._accepted.add(report_id)
+        return True
+
+    def release(self, round_id: RoundId, reports: bytes) -> bool:
+        return self._released.setdefault(round_id, reports) == reports
+
+
+# --- the helper's inbox ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +111,6 @@ class HelperReport:
 ReportsByClient = Annotated[
     dict[ClientId, HelperReport], wire.ByKey(wire.U32, wire.Nested(HelperReport), MAX_COHORT)
 ]
-Reasons = Annotated[dict[ClientId, str], wire.ByKey(wire.U32, wire.TEXT, MAX_COHORT)]
 
 
 class ReportInbox:
@@ -106,7 +160,7 @@ class ReportInbox:
         if client not in self.held and len(self.held) >= self.params.cohort:
             raise self._refusal(client, "would exceed the size of the cohort")
         context = self.report_context(client, message.report_id)
-        digest = envelope.report_digest(self._public_digest(context, message), message.box)
+        digest = reports.report_digest(self._public_digest(context, message), message.box)
         if client in self.held:
             if self.held[client].digest == digest:
                 return  # a repeated delivery
@@ -131,10 +185,10 @@ class ReportInbox:
     def _checked(self, context: ReportContext, message: Forwarded) -> HelperBox:
         client = context.client
         try:
-            box, signed = envelope.unsealed(context, message.box, self._box_key)
+            box, signed = reports.unsealed(context, message.box, self._box_key)
         except CryptoError as error:
             raise self._refusal(client, "sent a box that cannot be unsealed") from error
-        if not envelope.matches(box, context):
+        if not reports.matches(box, context):
             raise self._refusal(client, "sent a box of another round, client or report")
         if not self._is_signed(box, signed, client):
             raise self._refusal(client, "sent a box with a bad signature")
