@@ -25,8 +25,9 @@ import numpy.typing as npt
 
 from tessera.plan import Plan
 from tessera.plan.noisy_vector import NoisyVector
+from tessera.rounds.clipped_vector import Integers
 
-Integers = npt.NDArray[np.int64]
+
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,11 +23,12 @@ from tessera.learning.task_setup import Progress
 from tessera.plan import NoisyRows, Plan
 from tessera.rounds import dp
 from tessera.runs.noisy_statistics import NoisyStatistic
+from tessera.runs.setup import Charge
 
 Marks = npt.NDArray[np.float64]
-Charge = Callable[[Iterable[ClientId]], None]
 
-WHAT: Final = "selection"
+
+SELECTION: Final = "selection"
 
 
 def select_rows(
@@ -56,7 +57,7 @@ class RowSelection:
         self.statistic = NoisyStatistic(
             plan=plan,
             entropy=entropy,
-            what=WHAT,
+            what=SELECTION,
             noise=dp.selection_noise(plan),
             words=sum(self._sizes.values()),
         )

@@ -44,14 +44,13 @@ from tessera.privacy.dp.mechanism import (
     IntegerMechanism,
     Mechanism,
     NoAccount,
+    Parts,
     PureLevel,
     Shifts,
     Unseen,
 )
 
 Values = npt.NDArray[np.float64]
-Parts = tuple[tuple[Mechanism, int], ...]
-"""Mechanisms and how often each was applied."""
 
 LEAST_DELTA: Final = 1e-12
 ROUNDING: Final = 4e-16

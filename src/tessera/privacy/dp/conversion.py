@@ -22,7 +22,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from tessera.errors import ConfigError
-from tessera.privacy.dp.accounting import Parts
 from tessera.privacy.dp.events import NoisySum
 from tessera.privacy.dp.guarantee import Adjacency, Trust, Unit
 from tessera.privacy.dp.integer_noise import GaussianShares
@@ -32,6 +31,7 @@ from tessera.privacy.dp.mechanism import (
     IntegerMechanism,
     Mechanism,
     NoAccount,
+    Parts,
     PureLevel,
     Unseen,
 )

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tessera.errors import ConfigError, MisuseError
-from tessera.privacy.dp.accounting import Parts, epsilon
+from tessera.privacy.dp.accounting import epsilon
 from tessera.privacy.dp.conversion import Bounds, answers_as, held_by, noise_as
 from tessera.privacy.dp.events import (
     EVENTS,
@@ -31,7 +31,7 @@ from tessera.privacy.dp.events import (
     NoisySum,
 )
 from tessera.privacy.dp.guarantee import Adjacency, Guarantee, Observer, Trust, Unit
-from tessera.privacy.dp.mechanism import NoAccount, Unseen
+from tessera.privacy.dp.mechanism import NoAccount, Parts, Unseen
 from tessera.privacy.index.exposure import epsilon_after, epsilon_longitudinal
 from tessera.privacy.index.response import IndexPrivacy
 

@@ -164,6 +164,8 @@ class Unseen:
 
 IntegerMechanism = GaussianShares | SkellamNoise
 Mechanism = GaussianNoise | FixedSizeNoise | IntegerMechanism | PureLevel | Unseen
+Parts = tuple[tuple[Mechanism, int], ...]
+"""Mechanisms and how often each was applied."""
 
 
 def check_noise(noise: float) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
-from tessera.privacy.dp.accounting import Parts, noise_for, rounds_within
+from tessera.privacy.dp.accounting import noise_for, rounds_within
 from tessera.privacy.dp.conversion import Bounds
 from tessera.privacy.dp.events import (
     THE_METRICS,
@@ -33,6 +33,7 @@ from tessera.privacy.dp.mechanism import (
     GaussianNoise,
     Mechanism,
     NoAccount,
+    Parts,
     Unseen,
     check_noise,
     check_rate,
