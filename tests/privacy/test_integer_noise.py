@@ -17,8 +17,15 @@ from hypothesis import strategies as st
 from tessera.errors import ConfigError, MisuseError
 from tessera.privacy.dp.accounting import epsilon
 from tessera.privacy.dp.guarantee import Adjacency
-from tessera.privacy.dp.integer_noise import ORDERS, GaussianShares, SkellamNoise, epsilon_of
-from tessera.privacy.dp.mechanism import GaussianNoise, NoAccount, PureLevel
+from tessera.privacy.dp.mechanism import (
+    ORDERS,
+    GaussianNoise,
+    GaussianShares,
+    NoAccount,
+    PureLevel,
+    SkellamNoise,
+    epsilon_of,
+)
 
 pytest.importorskip("dp_accounting")
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
 from tessera.privacy.dp import accounting
-from tessera.privacy.dp.conversion import Bounds
 from tessera.privacy.dp.events import (
     THE_COUNTS,
     THE_METRICS,
@@ -21,6 +20,7 @@ from tessera.privacy.dp.events import (
     THE_SHARING,
     THE_SUMS,
     THE_UNION,
+    Bounds,
     ExactRelease,
     IndexAnswers,
     NoisySum,

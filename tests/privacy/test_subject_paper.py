@@ -16,14 +16,9 @@ from scipy import stats
 
 from tessera.errors import ConfigError
 from tessera.privacy.dp.accounting import epsilon, noise_for
-from tessera.privacy.dp.group_privacy import (
-    changed_epsilon,
-    group_level,
-    member_level,
-    noise_as_printed,
-)
 from tessera.privacy.dp.guarantee import Adjacency
 from tessera.privacy.dp.mechanism import GaussianNoise
+from tessera.privacy.dp.subjects import changed_epsilon, group_level, member_level, noise_as_printed
 
 ADD = Adjacency.ADD_OR_REMOVE
 TARGET, DELTA, RATE, STEPS = 4.0, 1e-5, 0.01, 1000

@@ -14,7 +14,7 @@ from tessera.ids import ClientId
 from tessera.learning.tables.submodel import Submodel
 from tessera.plan import UpdatePlan
 from tessera.rounds import encode
-from tessera.rounds.bounds import SumBounds
+from tessera.rounds.clipped_vector import SumBounds
 from tessera.rounds.events import RoundAbort, RoundFinished
 
 SCHEMES = ["fedavg", "submodel", "secure-fedavg", "secure-submodel", "two-server"]

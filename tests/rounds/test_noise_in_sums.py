@@ -16,8 +16,8 @@ from tessera.ids import HELPER, SERVER, ClientId, RoundId
 from tessera.learning.compression import signed
 from tessera.plan import DPPlan, NoiseFrom, Plan, SimulationPlan, UpdatePlan
 from tessera.privacy.dp.guarantee import Observer, Unit
-from tessera.privacy.dp.integer_noise import GaussianShares
 from tessera.privacy.dp.ledger import Ledger
+from tessera.privacy.dp.mechanism import GaussianShares
 from tessera.protocols.two_server.write import sums
 from tessera.rounds import dp, encode
 from tessera.rounds.clipped_vector import noise_stream

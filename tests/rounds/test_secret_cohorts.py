@@ -14,7 +14,7 @@ from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import TableMean
 from tessera.plan import DPPlan, NoiseFrom, Plan, SimulationPlan, UpdatePlan
-from tessera.plan.drawn_cohort import GIVEN_UP, LONGER, boundary, fewest_drawn, most_drawn
+from tessera.plan.dp import GIVEN_UP, LONGER, boundary, fewest_drawn, most_drawn
 from tessera.privacy.dp import accounting
 from tessera.privacy.dp.guarantee import Adjacency, Observer, Unit
 from tessera.privacy.dp.mechanism import GaussianNoise

@@ -24,8 +24,7 @@ from tessera.privacy.dp.events import THE_METRICS
 from tessera.privacy.dp.guarantee import Adjacency, Observer
 from tessera.rounds import dp
 from tessera.rounds.events import RoundFinished
-from tessera.runs.early_stopping import EarlyStopping
-from tessera.runs.evaluation import Evaluation
+from tessera.runs.evaluation import EarlyStopping, Evaluation
 from tessera.runs.folder import RunFolder
 from tessera.runs.training import Training, complete
 

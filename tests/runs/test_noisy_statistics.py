@@ -25,15 +25,13 @@ from tessera.plan import DPPlan, Plan, SimulationPlan
 from tessera.privacy.dp.accounting import epsilon as epsilon_of
 from tessera.privacy.dp.events import THE_METRICS, THE_SETUP_SUM
 from tessera.privacy.dp.guarantee import Adjacency, Observer
-from tessera.privacy.dp.integer_noise import GaussianShares
 from tessera.privacy.dp.ledger import BudgetExceeded
-from tessera.privacy.dp.mechanism import GaussianNoise
+from tessera.privacy.dp.mechanism import GaussianNoise, GaussianShares
 from tessera.privacy.dp.noise_setting import LEAST_SHARE
 from tessera.rounds import dp
 from tessera.rounds.events import RoundFinished
-from tessera.runs import noisy_statistics
-from tessera.runs.noisy_statistics import NoisyStatistic
-from tessera.runs.secure_statistics import WORDS, sum_params
+from tessera.runs import statistics
+from tessera.runs.statistics import WORDS, NoisyStatistic, sum_params
 from tessera.runs.training import Training, complete
 
 SCHEMES = {"each": "two-server", "shares": "secure-fedavg", "server": "fedavg", "local": "fedavg"}
@@ -148,7 +146,7 @@ def test_a_liar_at_the_wrap_of_the_ring_learns_nothing_of_a_part(trust, monkeypa
         return sum((found(bool(s % 2), s) < 0) == bool(s % 2) for s in range(20))
 
     assert 3 <= right() <= 17
-    monkeypatch.setattr(noisy_statistics, "WORDS", Ring(62))  # noise on sums that were centred
+    monkeypatch.setattr(statistics, "WORDS", Ring(62))  # noise on sums that were centred
     assert right() == 20
 
 

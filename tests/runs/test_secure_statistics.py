@@ -12,9 +12,9 @@ from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, RoundId
 from tessera.plan import Plan
 from tessera.rounds.events import RoundFinished
-from tessera.runs import secure_statistics
-from tessera.runs.secure_statistics import group_sums, population_sum, secure_sum
+from tessera.runs import statistics
 from tessera.runs.setup import set_up
+from tessera.runs.statistics import group_sums, population_sum, secure_sum
 from tessera.runs.training import Training, complete
 
 ENTROPY = ScriptedEntropy(b"tally")
@@ -98,7 +98,7 @@ def opened(monkeypatch):
         seen.append((frozenset(vectors), whole))
         return secure_sum(vectors, *given, whole=whole, **more)
 
-    monkeypatch.setattr(secure_statistics, "secure_sum", watched)
+    monkeypatch.setattr(statistics, "secure_sum", watched)
     return seen
 
 

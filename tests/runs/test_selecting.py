@@ -24,8 +24,8 @@ from tessera.privacy.dp.events import THE_POPULARITY
 from tessera.privacy.dp.guarantee import Adjacency
 from tessera.privacy.dp.mechanism import GaussianNoise
 from tessera.rounds import dp
-from tessera.runs.noisy_statistics import NoisyStatistic
-from tessera.runs.selecting import RowSelection, marked, select_rows
+from tessera.runs.setup import RowSelection, marked, select_rows
+from tessera.runs.statistics import NoisyStatistic
 from tessera.runs.training import Training, complete
 from tessera.simulation.federation import Federation
 

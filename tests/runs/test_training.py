@@ -25,7 +25,7 @@ from tessera.rounds.events import RoundFinished
 from tessera.runs.central import CentralTraining
 from tessera.runs.folder import CHECKPOINT, HELPER_KEY, ROUNDS, RUN, RunFolder
 from tessera.runs.run_root import ROOT, entropy_of
-from tessera.runs.secure_statistics import secure_sum
+from tessera.runs.statistics import secure_sum
 from tessera.runs.training import STORE, Training, complete
 
 ALL = [scheme.value for scheme in Scheme]

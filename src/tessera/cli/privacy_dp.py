@@ -20,7 +20,6 @@ from tessera.cli import privacy_choices as choices
 from tessera.cli.format import AsJson, captioned, figures_table
 from tessera.errors import ConfigError
 from tessera.plan import NoiseFrom, Plan
-from tessera.privacy.dp.group_privacy import changed_epsilon
 from tessera.privacy.dp.guarantee import Guarantee, Trust, Unit
 from tessera.privacy.dp.mechanism import GaussianNoise, NoAccount
 from tessera.privacy.dp.noise_setting import (
@@ -33,7 +32,7 @@ from tessera.privacy.dp.noise_setting import (
     holders_over_noise,
     row_moves,
 )
-from tessera.privacy.dp.subjects import Printed
+from tessera.privacy.dp.subjects import Printed, changed_epsilon
 from tessera.report.numbers import count, epsilon, rounded
 from tessera.rounds import as_printed, dp, schemes
 

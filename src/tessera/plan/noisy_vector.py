@@ -18,7 +18,7 @@ from typing import Final
 
 from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError
-from tessera.privacy.dp.integer_noise import LEAST_DEVIATION
+from tessera.privacy.dp.mechanism import LEAST_DEVIATION
 
 TAIL_BITS: Final = 40
 """The noise of a sum is beyond its `tail` somewhere with probability 2^-TAIL_BITS at most."""

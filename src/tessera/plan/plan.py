@@ -34,8 +34,7 @@ from tessera.plan.checks import (
     check_tables,
     check_two_servers,
 )
-from tessera.plan.dp import DPPlan, NoiseFrom, listed_rows
-from tessera.plan.drawn_cohort import fewest_drawn, most_drawn
+from tessera.plan.dp import DPPlan, NoiseFrom, fewest_drawn, listed_rows, most_drawn
 from tessera.plan.noisy_vector import NoisyVector
 from tessera.plan.scheme import Scheme
 from tessera.plan.sections import (

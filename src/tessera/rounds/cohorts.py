@@ -20,7 +20,7 @@ from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, RoundId
 from tessera.plan import Plan, Sharing
-from tessera.plan.drawn_cohort import GIVEN_UP, boundary
+from tessera.plan.dp import GIVEN_UP, boundary
 from tessera.rounds import schemes
 from tessera.rounds.fixed_groups import FixedGroup, with_newcomers
 

@@ -147,7 +147,7 @@ class Course:
         """Why a round is not begun whose cohort was drawn in secret; None: it is.
 
         That follows from coins alone, and hardly ever from those of one client
-        (`plan/drawn_cohort.py`): nothing is sent, and the charge for the round stays.
+        (`plan/dp.py`): nothing is sent, and the charge for the round stays.
         """
         came, fewest = len(drawn.named), self.plan.fewest_clients
         if not self.plan.drawn_in_secret or fewest <= came <= self.plan.most_clients:

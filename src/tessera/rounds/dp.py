@@ -17,8 +17,7 @@ from tessera.crypto.noise import DISTANCE
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
 from tessera.plan import DPPlan, Metrics, NoiseFrom, NoisyRows, Plan, Sharing
-from tessera.plan.drawn_cohort import GIVEN_UP, LONGER
-from tessera.privacy.dp.conversion import Bounds
+from tessera.plan.dp import GIVEN_UP, LONGER
 from tessera.privacy.dp.events import (
     THE_METRICS,
     THE_ROWS,
@@ -26,6 +25,7 @@ from tessera.privacy.dp.events import (
     THE_SHARING,
     THE_UNION,
     THE_WRITTEN_ROWS,
+    Bounds,
     NoisySum,
 )
 from tessera.privacy.dp.guarantee import Guarantee, Observer, Unit

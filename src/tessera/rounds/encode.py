@@ -28,8 +28,7 @@ from tessera.plan import Plan, TablePlan
 from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.unmask import surviving
 from tessera.rounds import schemes
-from tessera.rounds.bounds import SumBounds
-from tessera.rounds.clipped_vector import add_noise, clipped_vector
+from tessera.rounds.clipped_vector import SumBounds, add_noise, clipped_vector
 from tessera.wire.index_set import client_set
 
 NOTHING: Final = "training gave nothing"

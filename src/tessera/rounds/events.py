@@ -38,11 +38,12 @@ class RoundFinished:
     `secure` says whether sums were masked, and `unmasked` counts the clients of a secure scheme
     that sent their updates in the clear, as the plan or their own choice allows. `metric` is the
     model's after the round, if it was tested, and `validation` that of the part that was held out
-    to stop by; `loss` is the cohort's in training. `excluded` counts
-    by reason the clients that answered and are not in the sum. With two servers `helper_seconds`
-    are the helper's, `bytes_between` go between the two, per client of the cohort, and `writing`
-    says how each table was written and why. `rows_out_of_bounds` were opened and not merged
-    (`rounds/bounds.py`); `groups_aborted` are fixed groups that lacked a member and opened nothing.
+    to stop by; `loss` is the cohort's in training. `excluded` counts by reason the clients that
+    answered and are not in the sum. With two servers `helper_seconds` are the helper's,
+    `bytes_between` go between the two, per client of the cohort, and `writing` says how each table
+    was written and why. `rows_out_of_bounds` were opened and not merged
+    (`rounds/clipped_vector.py`); `groups_aborted` are fixed groups that lacked a member and opened
+    nothing.
 
     Some are known to a simulation only, and to no server. `not_finite` counts clients whose
     training failed and that sent zeros; with two servers `broken` counts them by reason. `clipped`

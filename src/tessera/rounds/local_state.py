@@ -16,8 +16,7 @@ from tessera.learning.tables.arrays import Ids
 from tessera.learning.tables.spec import DerivedMap
 from tessera.learning.tables.submodel import TablePart
 from tessera.plan import Plan, Sharing
-from tessera.privacy.dp.conversion import Bounds
-from tessera.privacy.dp.events import THE_UNION, ExactRelease
+from tessera.privacy.dp.events import THE_UNION, Bounds, ExactRelease
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import Agreement, PeriodStore
 from tessera.privacy.index.response import IndexPrivacy

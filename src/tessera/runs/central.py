@@ -32,7 +32,7 @@ from tessera.learning.training.settings import LocalTraining
 from tessera.plan import Plan
 from tessera.rounds.events import Event, RoundFinished, TrainingEnded
 from tessera.rounds.root import lasting_secret
-from tessera.runs.early_stopping import EarlyStopping
+from tessera.runs.evaluation import EarlyStopping
 from tessera.runs.run_root import run_root
 from tessera.runs.setup import SetupProgress, set_up
 from tessera.tasks import Task

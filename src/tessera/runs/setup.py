@@ -9,7 +9,8 @@ examples, scaled down to `counted` of them, and summed with noise. Else it is ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -21,14 +22,18 @@ from tessera.crypto.entropy import Entropy
 from tessera.data.examples import ClientData
 from tessera.data.negatives import draw
 from tessera.errors import ConfigError
-from tessera.ids import ClientId
+from tessera.ids import ClientId, RoundId
+from tessera.learning.bound_model import BoundModel
+from tessera.learning.popularity import Popularity
+from tessera.learning.tables.arrays import Ids
 from tessera.learning.task_setup import Progress, Setup, SetupResult
-from tessera.plan import Plan
+from tessera.plan import NoisyRows, Plan
+from tessera.privacy.dp.events import THE_SETUP_SUM, ExactRelease, NoisySum
+from tessera.privacy.dp.ledger import Ledger
 from tessera.rounds import dp
 from tessera.rounds.fixed_groups import FixedGroup
 from tessera.rounds.root import lasting_secret
-from tessera.runs.noisy_statistics import NoisyStatistic
-from tessera.runs.secure_statistics import population_sum
+from tessera.runs.statistics import NoisyStatistic, population_sum
 from tessera.tasks import Task
 
 SetupProgress = Callable[[str, int, int], None]
@@ -113,3 +118,121 @@ def _noisy(
         "noise": total.deviation * counted,
     }
     return np.rint(total.sum * counted * spans).astype(np.int64), about
+
+
+# --- selected rows --------------------------------------------------------------------------------
+#
+# Everybody's marks, summed with noise once before the first round.
+#
+# The sum and its noise are those of any statistic (`runs/statistics.py`); every client is
+# charged for its marks before the first of them leaves.
+
+
+Marks = npt.NDArray[np.float64]
+
+
+SELECTION: Final = "selection"
+
+
+def select_rows(
+    data: ClientData,
+    bound: BoundModel,
+    plan: Plan,
+    clients: list[ClientId],
+    entropy: Entropy,
+    charge: Charge,
+    progress: Progress | None = None,
+) -> Popularity | None:
+    """The popularity of all rows by the plan's noise; None where it selects none."""
+    if plan.dp is None or plan.dp.rows is not NoisyRows.SELECTED:
+        return None
+    selection = RowSelection(data, bound, plan, entropy)
+    charge(clients)
+    return selection.popularity(clients, progress)
+
+
+class RowSelection:
+    """One histogram over all tables of a model."""
+
+    def __init__(self, data: ClientData, bound: BoundModel, plan: Plan, entropy: Entropy) -> None:
+        self._data, self._bound, self._plan = data, bound, plan
+        self._sizes = {t.name: t.rows for t in plan.tables}
+        self.statistic = NoisyStatistic(
+            plan=plan,
+            entropy=entropy,
+            what=SELECTION,
+            noise=dp.selection_noise(plan),
+            words=sum(self._sizes.values()),
+        )
+
+    def popularity(self, clients: list[ClientId], progress: Progress | None) -> Popularity:
+        total = self.statistic.over_all(clients, self.marks, progress)
+        marks, start = {}, 0
+        for name, rows in self._sizes.items():
+            marks[name] = total.sum[start : start + rows]
+            start += rows
+        return Popularity(
+            marks=marks,
+            clients=total.clients,
+            deviation=total.deviation,
+            threshold=dp.section(self._plan).threshold,
+        )
+
+    def marks(self, client: ClientId) -> Marks:
+        return marked(self._bound.all_row_ids_of(self._data.of(int(client))), self._sizes)
+
+
+def marked(rows: Mapping[str, Ids], sizes: Mapping[str, int]) -> Marks:
+    """A client's marks over all tables, 1 long together, or 0 if it holds no row."""
+    held = sum(len(rows[name]) for name in sizes)
+    marks = np.zeros(sum(sizes.values()))
+    start = 0
+    for name, size in sizes.items():
+        marks[rows[name].astype(np.int64) + start] = 1.0 / math.sqrt(max(held, 1))
+        start += size
+    return marks
+
+
+# --- ledgers --------------------------------------------------------------------------------------
+#
+# Every simulated client's ledger, charged for what leaves it before the first round.
+#
+# A set-up sum and the popularity of rows are summed over all clients before there is a round. Each
+# client is charged for its part first: a budget that does not cover it is an error before a word
+# leaves anybody.
+
+
+class Ledgers:
+    """One for every client that was asked for."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._made: dict[ClientId, Ledger] = {}
+
+    def of(self, client: ClientId) -> Ledger:
+        if client not in self._made:
+            noisy = self._plan.dp is not None
+            self._made[client] = Ledger(bounds=dp.bounds(self._plan)) if noisy else Ledger()
+        return self._made[client]
+
+    def charge_setup(self, clients: Iterable[ClientId]) -> None:
+        """For their parts of a set-up sum; where it has no noise, every number is given it."""
+        plan = self._plan
+        if plan.dp is None:
+            return
+        exact = ExactRelease(federation=plan.federation, round_id=RoundId(0), what=THE_SETUP_SUM)
+        self._charge(clients, [*dp.setup_events(plan)] if plan.dp.setup else [exact])
+
+    def charge_selection(self, clients: Iterable[ClientId]) -> None:
+        """For their marks, where rows are selected."""
+        if self._plan.dp is not None:
+            self._charge(clients, [*dp.selection_events(self._plan)])
+
+    def _charge(
+        self, clients: Iterable[ClientId], events: Sequence[NoisySum | ExactRelease]
+    ) -> None:
+        limits = dp.limits(self._plan)
+        for client in clients:
+            for event in events:
+                reason = f"before the first round: {event.what}"
+                self.of(client).spend(event, reason=reason, limits=limits)

@@ -52,16 +52,13 @@ from tessera.rounds.local_state import LocalState
 from tessera.rounds.negatives import with_negatives
 from tessera.rounds.root import lasting_secret, simulated_coins
 from tessera.runs.client_training import ClientTraining, contribution
-from tessera.runs.early_stopping import EarlyStopping
-from tessera.runs.evaluation import Evaluation
+from tessera.runs.evaluation import EarlyStopping, Evaluation
 from tessera.runs.folder import check_round
 from tessera.runs.learners import ChosenLearner, Trainer, choose
-from tessera.runs.ledgers import Ledgers
 from tessera.runs.noisy import check_examples, noisy_steps
 from tessera.runs.people import check_home, check_shared_rows, with_subjects
 from tessera.runs.run_root import owners_folder, run_root
-from tessera.runs.selecting import select_rows
-from tessera.runs.setup import SetupProgress, set_up
+from tessera.runs.setup import Ledgers, SetupProgress, select_rows, set_up
 from tessera.simulation.cohort_training import TrainingOutcome
 from tessera.simulation.faults import random_dropouts
 from tessera.simulation.federation import Federation

@@ -25,9 +25,15 @@ from tessera.learning.compression import Offer, Residual
 from tessera.learning.tables.submodel import TablePart
 from tessera.privacy.dp.events import EVENTS, Event
 from tessera.privacy.dp.guarantee import Adjacency, Observer, Trust, Unit
-from tessera.privacy.dp.integer_noise import GaussianShares, SkellamNoise
 from tessera.privacy.dp.ledger import Entry
-from tessera.privacy.dp.mechanism import FixedSizeNoise, GaussianNoise, PureLevel, Unseen
+from tessera.privacy.dp.mechanism import (
+    FixedSizeNoise,
+    GaussianNoise,
+    GaussianShares,
+    PureLevel,
+    SkellamNoise,
+    Unseen,
+)
 from tessera.privacy.index.period import (
     Agreement,
     FrozenPeriod,

@@ -1,8 +1,8 @@
 """One poisoner among a hundred clients: what it does to a table, with and without what bounds it.
 
 Two rules bound it: both servers check that it writes one row in a bin (`verify`), and what honest
-clients could not have summed to is not merged (`rounds/bounds.py`). Within both it still moves its
-rows, each by less than two clips.
+clients could not have summed to is not merged (`rounds/clipped_vector.py`). Within both it still
+moves its rows, each by less than two clips.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tessera.ids import SERVER
 from tessera.protocols.two_server import reports
 from tessera.protocols.two_server.reports import layouts_of
 from tessera.protocols.two_server.write.client import RowUpdate, Update
-from tessera.rounds.bounds import SumBounds
+from tessera.rounds.clipped_vector import SumBounds
 
 CLIENTS, ROWS, MOST, WIDTH, BITS = 100, 1000, 20, 4, 22
 TOP, MAX_COUNT = 127, 5

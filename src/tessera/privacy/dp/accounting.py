@@ -37,8 +37,8 @@ import numpy.typing as npt
 
 from tessera.errors import ConfigError, install
 from tessera.privacy.dp.guarantee import Adjacency
-from tessera.privacy.dp.integer_noise import ORDERS, epsilon_of
 from tessera.privacy.dp.mechanism import (
+    ORDERS,
     FixedSizeNoise,
     GaussianNoise,
     IntegerMechanism,
@@ -48,6 +48,7 @@ from tessera.privacy.dp.mechanism import (
     PureLevel,
     Shifts,
     Unseen,
+    epsilon_of,
 )
 
 Values = npt.NDArray[np.float64]

@@ -4,7 +4,7 @@ Everything that leaves is an event, charged before it is sent. Per index, random
 exactly within a period, where the permanent answers cap them, and by addition across periods. Noisy
 sums compose by their privacy losses (`privacy/dp/accounting.py`), and only where unit, adjacency
 and observer are one; what is about a smaller unit is converted upwards by a stated rule
-(`privacy/dp/conversion.py`). An exact release (the union, counts, sums) is a non-private event: its
+(`privacy/dp/events.py`). An exact release (the union, counts, sums) is a non-private event: its
 own epsilon is infinite, and the number that remains is "given the union, the sums and counts". What
 has no account is refused by name and never skipped.
 
@@ -21,14 +21,17 @@ from typing import Final
 
 from tessera.errors import ConfigError, MisuseError
 from tessera.privacy.dp.accounting import epsilon
-from tessera.privacy.dp.conversion import Bounds, answers_as, held_by, noise_as
 from tessera.privacy.dp.events import (
     EVENTS,
     WHICH_ROWS,
+    Bounds,
     Event,
     ExactRelease,
     IndexAnswers,
     NoisySum,
+    answers_as,
+    held_by,
+    noise_as,
 )
 from tessera.privacy.dp.guarantee import Adjacency, Guarantee, Observer, Trust, Unit
 from tessera.privacy.dp.mechanism import NoAccount, Parts, Unseen

@@ -16,21 +16,22 @@ from typing import Final
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.privacy.dp.accounting import noise_for, rounds_within
-from tessera.privacy.dp.conversion import Bounds
 from tessera.privacy.dp.events import (
     THE_METRICS,
     THE_POPULARITY,
     THE_SETUP_SUM,
+    Bounds,
     ExactRelease,
     NoisySum,
     seen,
 )
 from tessera.privacy.dp.guarantee import Adjacency, Observer, Trust, Unit
-from tessera.privacy.dp.integer_noise import LEAST_ROUNDED, GaussianShares
 from tessera.privacy.dp.ledger import Ledger, Limit
 from tessera.privacy.dp.mechanism import (
+    LEAST_ROUNDED,
     FixedSizeNoise,
     GaussianNoise,
+    GaussianShares,
     Mechanism,
     NoAccount,
     Parts,
