@@ -17,8 +17,7 @@ from tessera.report import charts
 from tessera.report import page as report
 from tessera.report.document import Section, document
 from tessera.report.markup import NBSP, Content, Markup, listing, table, tag
-from tessera.report.numbers import figure, score, share
-from tessera.report.words import NOT_APPLICABLE, plural
+from tessera.report.numbers import NOT_APPLICABLE, figure, plural, score, share
 
 TITLE: Final = "FedMMF: ratings under private masks"
 PAPER: Final = (

@@ -24,10 +24,9 @@ from tessera.plan import Plan
 from tessera.report import comparison, lineup, page, tables
 from tessera.report.figures import RunFigures
 from tessera.report.markup import Markup, tag
-from tessera.report.numbers import score
+from tessera.report.numbers import predictor, score
 from tessera.report.progress import to_be_shown
 from tessera.report.sections import summary
-from tessera.report.words import predictor
 from tessera.rounds import dp, schemes
 from tessera.rounds.events import Event
 from tessera.runs.central import CentralTraining

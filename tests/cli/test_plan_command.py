@@ -546,7 +546,7 @@ def test_the_version_and_the_help_load_none_of_the_commands() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for name in cli.ELSEWHERE:
+    for name in cli.COMMANDS:
         assert f"  {name} " in done.stdout
 
 

@@ -15,7 +15,6 @@ from tessera.cli import run as run_command
 from tessera.cli import run_synthetic as synthetic
 from tessera.ids import SERVER, ClientId
 from tessera.plan import Plan, Scheme
-from tessera.report import words
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.runs.folder import RunFolder
 from tessera.simulation import population, views
@@ -230,7 +229,7 @@ def test_a_run_without_faults_tells_of_none(
 ) -> None:
     told, _ = run(capsys, plan_file, "--rounds", 1)
     assert told["excluded"] == told["broken"] == told["why_given_up"] == {}
-    assert list(words.lines(told)) == []
+    assert list(synthetic.fault_lines(told)) == []
 
 
 @pytest.mark.parametrize(

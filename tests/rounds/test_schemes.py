@@ -19,7 +19,7 @@ from tessera.plan import Plan, PrivacyPlan, Scheme, TaskPlan, UnionPlan
 from tessera.privacy.index import naming_simulation as naming_draws
 from tessera.report import page
 from tessera.report.figures import RunFigures
-from tessera.report.sections import costs, summary, trust
+from tessera.report.sections import costs, safety, summary
 from tessera.rounds import schemes
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.forecast.naming import naming_forecast
@@ -248,12 +248,12 @@ def test_a_colour_for_each_and_an_epsilon_or_why_not(runs: dict[str, Path]) -> N
 
 @pytest.mark.parametrize("entry", EVERY)
 def test_what_it_does_not_cover_is_said(entry: SchemeEntry) -> None:
-    found = trust.not_covered([entry.name])
-    own = found[: -len(trust.NOT_COVERED_BY_ANY)]
+    found = safety.not_covered([entry.name])
+    own = found[: -len(safety.NOT_COVERED_BY_ANY)]
     assert own
     assert any(point.startswith(f"{entry.name}:") for point in own) is not entry.hides
 
 
 def test_a_page_about_an_unknown_scheme_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown scheme"):
-        trust.not_covered(["tripled"])
+        safety.not_covered(["tripled"])

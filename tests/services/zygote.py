@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-import tessera.cli.help_serve
-import tessera.cli.join
-import tessera.cli.serve  # noqa: F401
+import tessera.cli.deployment  # noqa: F401
 from tessera.cli.main import main
 from tessera.crypto import kernel
 

@@ -17,9 +17,8 @@ from tessera.errors import ConfigError
 from tessera.plan import Plan
 from tessera.privacy.index.bound import ANY_ROUNDS
 from tessera.privacy.index.exposure import Holders
-from tessera.report.numbers import share
+from tessera.report.numbers import plural, share
 from tessera.report.tables import as_csv
-from tessera.report.words import plural
 from tessera.rounds import schemes
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]

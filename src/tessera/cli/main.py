@@ -70,7 +70,7 @@ def doctor(
         doctor.show(report)
 
 
-ELSEWHERE: Final = {
+COMMANDS: Final = {
     "demo": "Several schemes in one shop: what each costs and hides.",
     "init": "Write a commented plan for a task, or for your own file.",
     "plan": "Check a plan; predict bytes, rows, privacy and time.",
@@ -91,10 +91,9 @@ ELSEWHERE: Final = {
     "join": "A client of a deployment, or many.",
     "status": "Where a deployment is.",
 }
-"""Commands that `tessera.cli.<name>` declares, options and all, as a function so named.
-
-A hyphen of the command is an underscore there.
-"""
+"""Each is a function of its name, a hyphen as an underscore, in a module of the same name."""
+DEPLOYMENT: Final = frozenset({"pack", "keys", "serve", "help-serve", "join", "status"})
+"""Those in one module, `tessera.cli.deployment`."""
 WITHIN: Final = {("privacy", "dp")}
 """Commands with a second word: `privacy dp` is `privacy_dp`, and `privacy` alone stays."""
 
@@ -106,7 +105,7 @@ def register(name: str, summary: str) -> None:
         place, arguments = name.replace("-", "_"), context.args
         if arguments and (name, arguments[0]) in WITHIN:
             place, arguments = f"{place}_{arguments[0]}", arguments[1:]
-        module = import_module(f"tessera.cli.{place}")
+        module = import_module(f"tessera.cli.{'deployment' if name in DEPLOYMENT else place}")
         inner = typer.Typer(
             add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
         )
@@ -120,7 +119,7 @@ def register(name: str, summary: str) -> None:
     app.command(name, help=summary, short_help=summary, context_settings=settings)(forward)
 
 
-for _name, _summary in ELSEWHERE.items():
+for _name, _summary in COMMANDS.items():
     register(_name, _summary)
 
 

@@ -16,7 +16,7 @@ from tessera.privacy.index.exposure import LATER
 from tessera.privacy.index.response import LEVELS
 from tessera.protocols.secagg.params import Threat
 from tessera.report.numbers import count, epsilon, percent, probability, seconds, share, size
-from tessera.report.sections.trust import PRESETS
+from tessera.report.sections.safety import PRESETS
 from tessera.rounds import schemes
 
 CATEGORIES: Final = ("keys", "union", "choice", "rows down", "update")

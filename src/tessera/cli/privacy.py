@@ -34,7 +34,7 @@ from tessera.privacy.index.exposure import LATER, TAOBAO, Cohort
 from tessera.privacy.index.naming_simulation import MOST_ROWS, NamingForecast, Setting, within
 from tessera.privacy.index.response import LEVELS, IndexPrivacy
 from tessera.report.numbers import count, epsilon, percent, probability, share, size
-from tessera.report.sections.trust import PRESETS, not_covered
+from tessera.report.sections.safety import PRESETS, not_covered
 from tessera.rounds import schemes
 
 PAPERS_CLIENTS: Final = 100

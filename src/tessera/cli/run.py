@@ -28,12 +28,10 @@ from tessera.cli.format import (
 from tessera.errors import ConfigError
 from tessera.plan import Plan
 from tessera.privacy.index.bound import in_words
-from tessera.report import words
 from tessera.report.comparison import in_all
-from tessera.report.figures import RunFigures
-from tessera.report.numbers import count, epsilon, score, seconds, size
+from tessera.report.figures import RunFigures, abort_reasons, in_rounds
+from tessera.report.numbers import count, epsilon, predictor, score, seconds, size
 from tessera.report.progress import progress
-from tessera.report.words import predictor
 from tessera.rounds import charged, dp, schemes
 from tessera.rounds.charged import NOT_CHARGED
 from tessera.rounds.events import Event, RoundAbort
@@ -284,7 +282,7 @@ def train(
     else:
         show(facts, page, Console(highlight=False))
     if aborted and not finished.rounds:
-        raise words.aborted(aborted[-1])
+        raise synthetic.aborted_error(aborted[-1])
 
 
 # --- the facts ------------------------------------------------------------------------------------
@@ -330,8 +328,8 @@ def summary(folder: Path) -> dict[str, Any]:
         "rows_lost": average("rows_lost"),
         "rows_out_of_bounds": average("rows_out_of_bounds"),
         "not_finite": sum(r["not_finite"] for r in rounds),
-        **words.in_rounds(rounds),
-        "why_given_up": words.abort_reasons(log.events()),
+        **in_rounds(rounds),
+        "why_given_up": abort_reasons(log.events()),
         "clipped": average("clipped"),
         "rows_left_home": average("rows_over_cap"),
         "rows_exposed": sum(r.get("rows_exposed", 0) for r in rounds),
@@ -478,6 +476,6 @@ def figures(facts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, st
     if facts["crypto"]["mode"] != "every" and entry.federated:
         real = f"{facts['measured_rounds']} of {facts['rounds']}"
         yield ("measured_rounds",), "rounds with real messages", real
-    for caption, value in words.lines(facts):
+    for caption, value in synthetic.fault_lines(facts):
         yield ("excluded",), caption, value
     yield ("seconds",), "time", seconds(facts["seconds"])

@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from tessera.cli.format import captioned
-from tessera.errors import ConfigError
+from tessera.errors import ConfigError, RoundAborted
 from tessera.ids import HELPER, SERVER, RoundId
 from tessera.plan import Plan
 from tessera.privacy.dp.guarantee import json_number
-from tessera.report import words
+from tessera.report.figures import abort_reasons, in_rounds
 from tessera.report.numbers import count, epsilon, seconds, size
 from tessera.report.progress import progress
 from tessera.rounds import schemes
@@ -104,7 +104,7 @@ def run(
     else:
         show(so_far, Console(highlight=False), record_views)
     if not so_far.finished and so_far.aborted:
-        raise words.aborted(so_far.aborted[-1])
+        raise aborted_error(so_far.aborted[-1])
 
 
 # --- the facts ------------------------------------------------------------------------------------
@@ -171,8 +171,8 @@ class SyntheticRun:
             "given_up": len(self.aborted),
             "survivors": self.mean("survivors"),
             "not_finite": sum(event.not_finite for event in self.finished),
-            **words.in_rounds(map(as_json, self.finished)),
-            "why_given_up": words.abort_reasons(map(as_json, self.aborted)),
+            **in_rounds(map(as_json, self.finished)),
+            "why_given_up": abort_reasons(map(as_json, self.aborted)),
             "union_rows": self.mean("union_rows"),
             "union_residual": self.mean("union_residual"),
             "rows_opened": self.mean("rows_opened"),
@@ -257,4 +257,26 @@ def lines(so_far: SyntheticRun, facts: Mapping[str, Any]) -> Iterator[tuple[str,
         yield "rows written by any client, opened", count(facts["rows_opened"])
     if schemes.of(so_far.plan).randomises:
         yield f"epsilon spent, per index, {facts['condition']}", epsilon(facts["epsilon"])
-    yield from words.lines(facts)
+    yield from fault_lines(facts)
+
+
+def aborted_error(last: RoundAbort) -> RoundAborted:
+    """The error of a run in which every round was aborted."""
+    return RoundAborted(
+        round_id=RoundId(last.round_id),
+        phase=last.phase,
+        answered=last.answered,
+        needed=last.needed,
+    )
+
+
+def fault_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(what, how many) of all that went wrong, for a terminal."""
+    for caption, many, reasons in (
+        ("clients not in a sum, in all", sum(facts["excluded"].values()), facts["excluded"]),
+        ("clients that sent zeros, in all", facts["not_finite"], facts["broken"]),
+        ("rounds aborted", sum(facts["why_given_up"].values()), facts["why_given_up"]),
+    ):
+        if many:
+            yield caption, f"{many:,}"
+            yield from ((f"  {why}", f"{count:,}") for why, count in reasons.items())

@@ -15,12 +15,21 @@ from rich.table import Table
 from tessera.privacy.dp.mechanism import NoAccount
 from tessera.privacy.index.bound import in_words
 from tessera.report.figures import RunFigures
-from tessera.report.lineup import differing
-from tessera.report.numbers import NOT_MEASURED, epsilon, score, seconds, share, signed
-from tessera.report.sections import trust
+from tessera.report.lineup import baselines, differing
+from tessera.report.numbers import (
+    NOT_APPLICABLE,
+    NOT_MEASURED,
+    enumeration,
+    epsilon,
+    predictor,
+    score,
+    seconds,
+    share,
+    signed,
+)
 from tessera.report.sections.costs import between, epsilons, helper_time, naming, traffic_of
-from tessera.report.sections.summary import banners_in_words, baselines, presets_named
-from tessera.report.words import NOT_APPLICABLE, enumeration, predictor
+from tessera.report.sections.safety import PRESETS, presets_named
+from tessera.report.sections.summary import banners_in_words
 from tessera.rounds import dp
 from tessera.rounds.charged import NOT_CHARGED
 
@@ -84,7 +93,7 @@ def show(runs: Sequence[RunFigures], page: Path | None, console: Console) -> Non
     for bound in sorted({run.naming_bound for run in runs if run.naming_bound < 1.0}):
         console.print(f"Holder identified: {in_words(bound)}.", width=width)
     if presets_named(runs):
-        console.print(trust.PRESETS, width=width)
+        console.print(PRESETS, width=width)
     if together := in_all(runs):
         console.print(f"{together}", width=width)
     exact = [run.label for run in runs if run.uncharged("metric", "seconds")]

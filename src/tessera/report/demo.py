@@ -23,12 +23,22 @@ from tessera.report import charts
 from tessera.report.comparison import against
 from tessera.report.document import GENERATOR, document
 from tessera.report.figures import RunFigures
+from tessera.report.lineup import baselines
 from tessera.report.markup import Content, Markup, join, listing, table, tag
-from tessera.report.numbers import count, score, seconds, share, signed, size
+from tessera.report.numbers import (
+    NOT_APPLICABLE,
+    count,
+    enumeration,
+    plural,
+    predictor,
+    score,
+    seconds,
+    share,
+    signed,
+    size,
+)
 from tessera.report.sections import safety, summary
 from tessera.report.sections.costs import traffic_of
-from tessera.report.sections.summary import baselines
-from tessera.report.words import NOT_APPLICABLE, enumeration, plural, predictor
 from tessera.rounds.forecast.forecast import SizePoint
 from tessera.rounds.schemes import SchemeEntry
 

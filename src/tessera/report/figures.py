@@ -11,7 +11,8 @@ shows it; its own report has all, and names those that `uncharged` finds (`round
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +21,6 @@ from tessera.plan import Plan
 from tessera.privacy.dp.guarantee import json_number
 from tessera.privacy.index.exposure import epsilon_longitudinal, epsilon_per_round
 from tessera.privacy.index.response import IndexPrivacy
-from tessera.report import words
 from tessera.report.numbers import NOT_MEASURED
 from tessera.rounds import charged, schemes
 from tessera.rounds.schemes import SchemeEntry
@@ -51,7 +51,7 @@ class RunFigures:
         return cls(
             run=run,
             rounds=tuple(run.rounds()),
-            abort_reasons=words.abort_reasons(run.events()),
+            abort_reasons=abort_reasons(run.events()),
             label=str(run.fact("scheme")),
         )
 
@@ -343,7 +343,7 @@ class RunFigures:
             "rounds_planned": self.planned,
             "rounds_given_up": self.aborted,
             "why_given_up": dict(self.abort_reasons),
-            **words.in_rounds(self.rounds),
+            **in_rounds(self.rounds),
             "rounds_measured": None if self.central else len(self.measured_rounds),
             "rounds_secure": len(self.secure_rounds) if self.secure else None,
             "cohort": self.cohort,
@@ -376,6 +376,36 @@ class RunFigures:
             "insecure_test_entropy": self.test_entropy,
         }
         return charged.marked(self.plan, found) if not self.withholds else found
+
+
+# --- what went wrong, by reason ----------------------------------------------------------------
+#
+# Reasons are the engine's words (`RoundFinished.excluded` and `broken`, `RoundAbort.reason`).
+
+
+UNKNOWN: Final = "too few answered"
+
+
+def by_reason(counted: Iterable[Any]) -> dict[str, int]:
+    """Counts by reason added up, the most frequent first; anything else is ignored."""
+    total: Counter[str] = Counter()
+    for part in counted:
+        if isinstance(part, Mapping):
+            total.update({str(why): many for why, many in part.items() if isinstance(many, int)})
+    return dict(total.most_common())
+
+
+def in_rounds(rounds: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Of finished rounds: who is not in a sum, and who sent zeros because training failed."""
+    every = list(rounds)
+    return {name: by_reason(r.get(name) for r in every) for name in ("excluded", "broken")}
+
+
+def abort_reasons(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """How many rounds were aborted, by reason, from a run's events."""
+    return by_reason(
+        {str(e.get("reason") or UNKNOWN): 1} for e in events if e.get("event") == "RoundAbort"
+    )
 
 
 # --- values ---------------------------------------------------------------------------------------

@@ -83,6 +83,13 @@ def _keys(section: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return found
 
 
+def baselines(runs: Sequence[RunFigures]) -> dict[str, float]:
+    """Scores of the baselines; the mean over runs where seeds made their test parts differ."""
+    names = dict.fromkeys(name for run in runs for name in run.baselines)
+    found = {name: [run.baselines[name] for run in runs if name in run.baselines] for name in names}
+    return {name: sum(values) / len(values) for name, values in found.items()}
+
+
 def labelled(runs: Sequence[RunFigures]) -> list[RunFigures]:
     """Label each run by its scheme or, where several have it, by preset, name or folder."""
     labels = [label(run, runs) for run in runs]

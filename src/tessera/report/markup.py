@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final
 
-from tessera.report.words import NOT_APPLICABLE
+from tessera.report.numbers import NOT_APPLICABLE
 
 NBSP: Final = "\u00a0"
 UNITS: Final = re.compile(r"(?<=\d) (?=(?:[kMGT]?B|ms|s|min|h)\b)")

@@ -1,4 +1,4 @@
-"""How numbers are written for people: on a terminal, on a page, beside a paper's.
+"""How numbers are written for people, and words around them: on a terminal, on a page.
 
 Three significant digits, decimal units. A value that rounds up to the next unit is written in it
 (999,950 bytes are "1.00 MB"), and what is small but not zero does not read as zero.
@@ -7,7 +7,8 @@ Three significant digits, decimal units. A value that rounds up to the next unit
 from __future__ import annotations
 
 import math
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 NOT_MEASURED: Final = "not measured"
 INFINITE: Final = "infinite"
@@ -114,3 +115,48 @@ def figure(value: float) -> str:
     if value == 0:
         return "0"
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+NOT_APPLICABLE: Final = "n/a"
+"""For a figure that a scheme cannot have; one that is missing is not measured."""
+LONGITUDINAL: Final = "longi\u00adtudinal ε"
+"""For narrow columns: with a soft hyphen."""
+NUMBERS: Final = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine")
+
+
+def plural(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def spelt(number: int) -> str:
+    """A number at the start of a sentence."""
+    return NUMBERS[number] if number < len(NUMBERS) else f"{number:,}"
+
+
+def enumeration(items: Sequence[str]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(items[:-1]), *items[-1:])))
+
+
+def predictor(name: str) -> str:
+    """A baseline's name, for readers who do not know what is summed."""
+    return "sum of means" if name == "sum" else name
+
+
+def fact(value: Any) -> str:
+    """A value of a facts dictionary, whatever it is, as a person would write it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return INFINITE if math.isinf(value) else f"{value:,.4g}"
+    if value is None:
+        return "not known"
+    if isinstance(value, Mapping):
+        return "; ".join(f"{name}: {fact(item)}" for name, item in value.items())
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return ", ".join(fact(item) for item in value)
+    return str(value)

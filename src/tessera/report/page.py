@@ -17,8 +17,8 @@ from tessera.report.document import GENERATOR, document
 from tessera.report.figures import RunFigures
 from tessera.report.lineup import load_all
 from tessera.report.markup import Content, Markup, tag
+from tessera.report.numbers import enumeration
 from tessera.report.sections import costs, noise, safety, summary, training
-from tessera.report.words import enumeration
 from tessera.rounds.charged import NOT_CHARGED
 
 PAGE: Final = "report.html"

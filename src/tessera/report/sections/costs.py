@@ -9,19 +9,21 @@ from tessera.privacy.index.bound import in_words
 from tessera.privacy.index.exposure import epsilon_longitudinal, epsilon_per_round
 from tessera.report import charts
 from tessera.report.figures import RunFigures
+from tessera.report.lineup import baselines
 from tessera.report.markup import Content, Markup, join, listing, table, tag
 from tessera.report.numbers import (
+    LONGITUDINAL,
+    NOT_APPLICABLE,
     NOT_MEASURED,
     epsilon,
     percent,
+    plural,
     score,
     seconds,
     share,
     signed,
     size,
 )
-from tessera.report.sections.summary import baselines
-from tessera.report.words import LONGITUDINAL, NOT_APPLICABLE, plural
 from tessera.rounds import dp
 from tessera.rounds.schemes import SCHEMES
 

@@ -13,9 +13,9 @@ from tessera.privacy.dp.noise_setting import MARKS_MOVE, NoiseSetting
 from tessera.privacy.dp.subjects import Printed
 from tessera.report import charts
 from tessera.report.figures import RunFigures
+from tessera.report.lineup import baselines
 from tessera.report.markup import Content, Markup, table, tag
 from tessera.report.numbers import epsilon, score, share
-from tessera.report.sections.summary import baselines
 from tessera.rounds import as_printed, dp
 
 ADDED_BY: Final = {

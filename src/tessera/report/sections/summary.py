@@ -7,12 +7,24 @@ from typing import Final
 
 from tessera.privacy.index.bound import CONDITIONS
 from tessera.privacy.index.exposure import epsilon_longitudinal, epsilon_per_round
-from tessera.report import charts, lineup
+from tessera.report import charts
 from tessera.report.figures import TIE, RunFigures
+from tessera.report.lineup import baselines
 from tessera.report.markup import Content, Markup, join, listing, tag
-from tessera.report.numbers import count, epsilon, percent, score, share, signed, size
-from tessera.report.sections import trust
-from tessera.report.words import enumeration, plural, predictor, spelt
+from tessera.report.numbers import (
+    count,
+    enumeration,
+    epsilon,
+    percent,
+    plural,
+    predictor,
+    score,
+    share,
+    signed,
+    size,
+    spelt,
+)
+from tessera.report.sections.safety import PRESETS, presets_named
 from tessera.rounds import schemes
 from tessera.rounds.charged import NOT_CHARGED
 
@@ -41,13 +53,6 @@ def slots(runs: Sequence[RunFigures]) -> list[int]:
     return taken
 
 
-def baselines(runs: Sequence[RunFigures]) -> dict[str, float]:
-    """Scores of the baselines; the mean over runs where seeds made their test parts differ."""
-    names = dict.fromkeys(name for run in runs for name in run.baselines)
-    found = {name: [run.baselines[name] for run in runs if name in run.baselines] for name in names}
-    return {name: sum(values) / len(values) for name, values in found.items()}
-
-
 # --- in words -----------------------------------------------------------------------------------
 
 
@@ -58,14 +63,7 @@ def heading(runs: Sequence[RunFigures]) -> str:
 def lede(runs: Sequence[RunFigures]) -> Markup:
     """Two sentences: what was run, and what came of it; a third if labels need an explanation."""
     sentences = tag("p", setting(runs), " ", outcome(runs), class_="lede")
-    return join(
-        [sentences, tag("p", trust.PRESETS, class_="note") if presets_named(runs) else None]
-    )
-
-
-def presets_named(runs: Sequence[RunFigures]) -> bool:
-    """Whether labels name presets of index privacy, such as cpp2."""
-    return any(run.label == lineup.with_preset(run) != run.scheme for run in runs)
+    return join([sentences, tag("p", PRESETS, class_="note") if presets_named(runs) else None])
 
 
 def setting(runs: Sequence[RunFigures]) -> Content:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tessera.report import words
-from tessera.report.figures import RunFigures, mapping, number
+from tessera.report.figures import RunFigures, in_rounds, mapping, number
 from tessera.report.markup import Content, Markup, listing, table, tag
-from tessera.report.numbers import count, seconds, share
+from tessera.report.numbers import NOT_APPLICABLE, count, fact, seconds, share
 from tessera.report.sections.costs import figures_from
-from tessera.report.words import NOT_APPLICABLE, fact
 
 
 def training(runs: Sequence[RunFigures]) -> list[Content]:
@@ -48,7 +46,7 @@ def training(runs: Sequence[RunFigures]) -> list[Content]:
 
 def gone_wrong(run: RunFigures) -> list[Content]:
     """Clients that are not in a sum or sent zeros, and rounds that were aborted, by reason."""
-    reported = words.in_rounds(run.rounds)
+    reported = in_rounds(run.rounds)
     found: list[list[Content]] = [
         [f"{what}: {why}", count(many)]
         for what, reasons in (

@@ -1,0 +1,271 @@
+"""The commands of a deployment: pack, keys, serve, help-serve, join, status."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.error import URLError
+from urllib.parse import urlsplit
+from urllib.request import HTTPSHandler, ProxyHandler, build_opener
+
+import typer
+
+from tessera.cli.format import AsJson, DataFolder
+from tessera.crypto.entropy import Entropy, ScriptedEntropy, SystemEntropy
+from tessera.errors import ConfigError
+from tessera.ids import HELPER, SERVER, ClientId
+from tessera.plan import Plan
+from tessera.runs.logs import JsonLog
+from tessera.services.bundle import Bundle, pack_synthetic, pack_task
+from tessera.services.deployment import (
+    Account,
+    ClientMaker,
+    open_clients,
+    open_helper,
+    open_leader,
+    synthetic_maker,
+)
+from tessera.services.http import is_loopback
+from tessera.services.http.dialer import dial
+from tessera.services.http.serving import Address, lead
+from tessera.services.journal import state_of
+from tessera.services.keyring import TLS, TLS_KEY, Keyring, folder_of, make_keys
+from tessera.services.offered_rows import OneGroup
+
+BundleFile = Annotated[Path, typer.Argument(metavar="BUNDLE", help="What `tessera pack` wrote.")]
+Keys = Annotated[Path, typer.Option(help="The party's folder of keys.")]
+State = Annotated[Path, typer.Option(help="The party's folder of state; one process at a time.")]
+TestEntropy = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="Derive every secret from TEXT. Loopback only, for tests."),
+]
+PlainHttp = Annotated[
+    bool, typer.Option("--plain-http", help="Without TLS; on loopback addresses only.")
+]
+
+
+def entropy_of(script: str | None, host: str) -> Entropy:
+    """The system's generator, or scripted entropy on loopback, with a warning."""
+    if script is None:
+        return SystemEntropy()
+    if not is_loopback(host):
+        raise ConfigError(
+            "--insecure-test-entropy outside loopback: anybody could recompute every secret",
+            hint="leave it out",
+        )
+    typer.echo("warning: insecure test entropy: every secret of this process is known", err=True)
+    return ScriptedEntropy(script.encode())
+
+
+def pack(
+    path: Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan to deploy.")],
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("bundle.npz"),
+    data: DataFolder = None,
+    clients: Annotated[
+        int | None, typer.Option(help="Without a task: synthetic clients (default: a cohort).")
+    ] = None,
+    rows_per_client: Annotated[
+        int, typer.Option(help="Without a task: rows a client holds of each table.")
+    ] = 20,
+) -> None:
+    """Complete a plan by its task and pack it with the first model and public maps."""
+    plan = Plan.read(path)
+    if plan.task.name:
+        bundle = pack_task(plan, data)
+    else:
+        bundle = pack_synthetic(plan, clients or plan.cohort, rows_per_client)
+    bundle.write(out)
+    typer.echo(f"{out}: bundle {bundle.digest.hex()[:16]}, plan {bundle.plan.digest.hex()[:16]}")
+
+
+def keys(
+    bundle: BundleFile,
+    out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("keys"),
+    clients: Annotated[
+        int | None, typer.Option(help="How many, from 0 (default: as many as were packed).")
+    ] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name or address of leader or helper, for certificates; repeatable."),
+    ] = None,
+    insecure_test_entropy: TestEntropy = None,
+) -> None:
+    """Make signing keys, the helper's box key, TLS certificates and a signed directory."""
+    packed = Bundle.read(bundle)
+    hosts = host or ["127.0.0.1", "localhost"]
+    count = packed.clients if clients is None else clients
+    if count < packed.plan.cohort:
+        raise ConfigError(
+            f"--clients {count}: a cohort has {packed.plan.cohort}", hint="make keys for more"
+        )
+    entropy = entropy_of(insecure_test_entropy, hosts[0])
+    make_keys(
+        out, packed.digest, packed.plan.federation, map(ClientId, range(count)), entropy, hosts
+    )
+    typer.echo(f"{out}: keys of leader, helper and {count} clients; keep {out}/authority away")
+
+
+def serve(
+    bundle: BundleFile,
+    keys: Keys,
+    state: State,
+    rounds: Annotated[
+        int | None, typer.Option(help="End after so many rounds in all (default: never).")
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any that is free.")] = 8400,
+    plain_http: PlainHttp = False,
+    insecure_test_entropy: TestEntropy = None,
+) -> int:
+    """Lead rounds: clients and the helper dial this address."""
+    packed = Bundle.read(bundle)
+    certificate = (None, None) if plain_http else (keys / TLS, keys / TLS_KEY)
+    address = Address(host, port, *certificate)
+    entropy = entropy_of(insecure_test_entropy, host)
+    keyring = Keyring.read(keys, SERVER, packed.digest)
+
+    def listening(url: str) -> None:
+        typer.echo(json.dumps({"listening": url, "bundle": packed.digest.hex()}))
+
+    return lead(
+        lambda: open_leader(packed, keys, Path(state), entropy),
+        packed,
+        keyring.directory,
+        address,
+        rounds=rounds,
+        log=JsonLog("leader"),
+        on_listening=listening,
+    )
+
+
+def help_serve(
+    bundle: BundleFile,
+    leader: Annotated[str, typer.Argument(metavar="URL", help="The leader's address.")],
+    keys: Keys,
+    state: State,
+    insecure_test_entropy: TestEntropy = None,
+) -> int:
+    """Be the second server: dial the leader, hold half of every report, keep an own model."""
+    packed = Bundle.read(bundle)
+    entropy = entropy_of(insecure_test_entropy, urlsplit(leader).hostname or "")
+    keyring = Keyring.read(keys, HELPER, packed.digest)
+    helper = open_helper(packed, keys, Path(state), entropy)
+    with helper.journal:
+        return dial(leader, [(helper, keyring)], packed.plan.service, JsonLog(HELPER))
+
+
+def join(
+    bundle: BundleFile,
+    leader: Annotated[str, typer.Argument(metavar="URL", help="The leader's address.")],
+    keys: Annotated[
+        Path, typer.Option(help="The client's folder of keys; with --clients the one above it.")
+    ],
+    state: State,
+    client: Annotated[int | None, typer.Option(help="Which client this is.")] = None,
+    clients: Annotated[
+        str | None, typer.Option(metavar="A-B", help="Host these clients over one state.")
+    ] = None,
+    data: DataFolder = None,
+    home: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where this account keeps which rows met which group, for all federations "
+            "(default: $XDG_STATE_HOME/tessera).",
+        ),
+    ] = None,
+    accept_identification: Annotated[
+        bool,
+        typer.Option(
+            "--accept-identification",
+            help="Offer rows that have met another group: whose they are can then be found, B = 1.",
+        ),
+    ] = False,
+    insecure_test_entropy: TestEntropy = None,
+) -> int:
+    """Take part in rounds: as one client of the bundle's task, or a synthetic one."""
+    packed = Bundle.read(bundle)
+    entropy = entropy_of(insecure_test_entropy, urlsplit(leader).hostname or "")
+    if (client is None) == (clients is None):
+        raise ConfigError("one of --client and --clients says who joins", hint="--client 3")
+    if client is not None:
+        keyrings = [Keyring.read(keys, ClientId(client), packed.digest)]
+    else:
+        keyrings = [
+            Keyring.read(keys / folder_of(each), each, packed.digest)
+            for each in several(clients or "")
+        ]
+    services = open_clients(
+        packed,
+        keyrings,
+        Path(state),
+        entropy,
+        maker(packed, data, entropy),
+        Account(home, accept_identification),
+    )
+    for service in services:
+        periods = service.local.periods
+        if isinstance(periods, OneGroup) and periods.price:
+            typer.echo(f"warning: {periods.price}", err=True)
+    with services[0].journal:
+        party = f"client {client}" if client is not None else f"clients {clients}"
+        members = list(zip(services, keyrings, strict=True))
+        return dial(leader, members, packed.plan.service, JsonLog(party))
+
+
+def maker(bundle: Bundle, data: Path | None, entropy: Entropy) -> ClientMaker:
+    """Who the clients are, and what they train on."""
+    if bundle.synthetic is not None:
+        return synthetic_maker(bundle)
+    from tessera.services.task_clients import task_maker
+
+    return task_maker(bundle, data, entropy)
+
+
+def several(text: str) -> list[ClientId]:
+    """`0-999`, both included."""
+    first, dash, last = text.partition("-")
+    if not dash or not (first.isdecimal() and last.isdecimal()) or int(first) > int(last):
+        raise ConfigError(f"--clients {text!r}", hint="write them as 0-999")
+    return [ClientId(c) for c in range(int(first), int(last) + 1)]
+
+
+def status(
+    where: Annotated[
+        str, typer.Argument(metavar="URL|DIR", help="A leader's address, or a folder of state.")
+    ],
+    ca: Annotated[
+        Path | None, typer.Option(help="The authority of its certificate (a party's ca.pem).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Round, phase, who is missing, deadline, last rounds, restarts, disk."""
+    remote = where.startswith(("http://", "https://"))
+    found = status_of(where, ca) if remote else state_of(Path(where))
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    rounds = found.pop("rounds", [])
+    lines = {name: str(value) for name, value in found.items() if value not in (None, "")}
+    for each in rounds:
+        detail = each.get("reason") or f"{each.get('survivors')} survivors"
+        lines[f"round {each['round']}"] = f"{each['outcome']}: {detail}"
+    width = max(map(len, lines), default=0)
+    for name, text in lines.items():
+        typer.echo(f"{name:{width}}  {text}")
+
+
+def status_of(url: str, ca: Path | None) -> dict[str, Any]:
+    """What a running leader says; without a proxy, whatever the environment names."""
+    trusted = ssl.create_default_context(cafile=None if ca is None else str(ca))
+    opener = build_opener(ProxyHandler({}), HTTPSHandler(context=trusted))
+    try:
+        with opener.open(f"{url.rstrip('/')}/status", timeout=10.0) as answer:
+            found: dict[str, Any] = json.load(answer)
+    except (URLError, OSError, ValueError) as error:
+        raise ConfigError(
+            f"{url}: {error}", hint="is a leader there? --ca names its authority"
+        ) from error
+    return found
