@@ -23,8 +23,14 @@ import pytest
 import hostile
 import tessera
 from tessera.cli import main as cli
-from tessera.data.interactions import read
+from tessera.data import interactions
+from tessera.data.interactions import Interactions
 from tessera.errors import ConfigError
+
+
+def read(source, **how):
+    return interactions.read(source, Interactions(**how))
+
 
 # A learning rate of 1e308 is a setting; that its numbers overflow is no failure of a reader.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -11,11 +11,17 @@ import tessera
 from tessera import tasks
 from tessera.cli import main as cli
 from tessera.cli.run import still_improving
+from tessera.data import interactions
 from tessera.data.guess import guess
-from tessera.data.interactions import read
+from tessera.data.interactions import Interactions
 from tessera.errors import ConfigError
 from tessera.plan import Plan
 from tessera.runs.folder import RunFolder
+
+
+def read(source, **how):
+    return interactions.read(source, Interactions(**how))
+
 
 COLUMNS = {"user": "customer_id", "item": "sku", "time": "bought_at"}
 

@@ -55,11 +55,11 @@ def test_some_of_the_users_can_be_drawn(tmp_path):
 @pytest.mark.parametrize(
     ("shown", "header", "match"),
     [
-        (SHOWN, "user,clk", "line 1: the header is not"),
-        ([*SHOWN, "3,100,44,x,0,7"], HEADER, "line 7: a click is 0 or 1"),
-        ([*SHOWN, "3,noon,44,x,0,1"], HEADER, "line 7: column 2"),
+        (SHOWN, "user,clk", "no column 'time_stamp'"),
+        ([*SHOWN, "3,100,44,x,0,7"], HEADER, "line 7: 'clk' is '7', not one of 0, 1"),
+        ([*SHOWN, "3,noon,44,x,0,1"], HEADER, "line 7: 'time_stamp' is not a whole number: 'noon'"),
         (["3,150,66,x,1,0"], HEADER, "no impression of an ad"),
-        ([], HEADER, "empty"),
+        ([], HEADER, "no line below"),
     ],
 )
 def test_tables_that_cannot_be_are_named(tmp_path, shown, header, match):
@@ -99,7 +99,7 @@ def test_the_prepared_form_brings_its_categories_along(tmp_path):
 
 
 def test_a_line_with_other_fields_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="line 2: 266 columns where 267 are due"):
+    with pytest.raises(ConfigError, match="line 2: 266 fields where 267 are due"):
         line = prepared(1, 2, 3, 1)
         alimama_sample(sample(tmp_path, [line, line.removesuffix(",1")]))
 

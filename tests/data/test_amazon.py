@@ -50,13 +50,13 @@ def test_without_empty_histories_rows_are_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("line", "match"),
     [
-        ("2\t4\t100\t0", "line 7: a click is 0 or 1, not 2"),
+        ("2\t4\t100\t0", "line 7: 'click' is '2', not one of 0, 1"),
         ("1\t4\t0\t0", "line 7: ids start at 1"),
         ("1\t4\t100\t5,0", "line 7: ids start at 1"),
         ("1\t4\t100\t-5", "line 7: ids start at 1"),
-        ("1\t4\t100\t", "line 7: column 4"),
-        ("1\t4\t100", "line 7: 3 columns"),
-        ("1\t4\tB00\t0", "line 7: column 3: 'B00'"),
+        ("1\t4\t100\t", "line 7: 'history' are not whole numbers: ''"),
+        ("1\t4\t100", "line 7: 3 fields where 4"),
+        ("1\t4\tB00\t0", "line 7: 'item' is not a whole number: 'B00'"),
     ],
 )
 def test_a_line_that_cannot_be_is_named(tmp_path, line, match):

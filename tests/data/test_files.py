@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.data import published
+from tessera.data import delimited, published, values
 from tessera.errors import ConfigError
 
 SOURCE = published.Source(
@@ -30,8 +30,9 @@ def written(folder: Path, text: str | bytes, name: str = "numbers.dat") -> Path:
     return path
 
 
-def read(path: Path, columns: int = 3, separator: str = ",") -> list[list[int]]:
-    kept = published.integers(path, separator=separator, columns=columns, keep=range(columns))
+def read(path: Path, columns: int = 3, separator: str = ",", **options) -> list[list[int]]:
+    names = "abc"[:columns]
+    kept = published.integers(path, published.written(separator, *names), names, **options)
     return np.stack(kept, axis=1).tolist()
 
 
@@ -83,42 +84,38 @@ def test_a_missing_set_says_what_to_fetch_from_whom_and_where_to_put_it(tmp_path
     st.lists(st.lists(st.integers(-(10**18) + 1, 10**18 - 1), min_size=2, max_size=2), min_size=1),
     st.sampled_from([",", "\t", "::", "|"]),
     st.sampled_from(["\n", "\r\n"]),
-    st.integers(1, 40),
+    st.integers(60, 200),
     st.booleans(),
 )
 def test_numbers_come_back_as_written(tmp_path_factory, rows, separator, end, size, closed):
     text = end.join(separator.join(map(str, row)) for row in rows) + (end if closed else "")
     path = written(tmp_path_factory.mktemp("f"), text)
     assert read(path, 2, separator) == rows
-    # And in pieces of any size: the lines and their numbers do not depend on it.
-    pieces = list(published.blocks(path, size=size))
-    assert (
-        b"".join(piece.data for piece in pieces).decode()
-        == text.replace("\r\n", "\n").rstrip("\n") + "\n"
-    )
-    assert [piece.line for piece in pieces] == [
-        1 + sum(piece.data.count(b"\n") for piece in pieces[:before])
-        for before in range(len(pieces))
-    ]
+    assert read(path, 2, separator, distinct=("b",)) == rows
+    # And in batches of any size, which are no shorter than a line.
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(delimited, "_BLOCK", size)
+        assert read(path, 2, separator) == rows
 
 
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("1,2,3\n4,5\n", "line 2: 2 columns where 3 are due"),
-        ("1,2,3\n4,5,6,7\n", "line 2: 4 columns where 3 are due"),
-        ("1,2,3\n\n4,5,6\n", "line 2: 1 columns"),
-        ("1,2,3\n4,x,6\n", "line 2: column 2: 'x' is not a whole number"),
-        ("1,2,3\n4,,6\n", "line 2: column 2: '' is not"),
-        ("1,2,3\n4,-,6\n", "line 2: column 2: '-' is not"),
-        ("1,2,3\n4,5-6,6\n", "line 2: column 2: '5-6' is not"),
-        ("1,2,3\n4,5.0,6\n", "line 2: column 2: '5.0' is not"),
-        ("1,2,3\n4, 5,6\n", "line 2: column 2: ' 5' is not"),
-        ("1,2,3\n4,1000000000000000000000,6\n", "line 2: column 2: '10000000000000000000'"),
-        ("1,2,3\n4,nan,6", "line 2: column 2: 'nan' is not"),
+        ("1,2,3\n4,5\n", "line 2: 2 fields where 3 are due"),
+        ("1,2,3\n4,5,6,7\n", "line 2: 4 fields where 3 are due"),
+        ("1,2,3\n\n4,5\n", "line 3: 2 fields where 3 are due"),
+        ("1,2,3\n\n4,5,x\n", "line 3: 'c' is not a whole number: 'x'"),
+        ("1,2,3\n4,x,6\n", "line 2: 'b' is not a whole number: 'x'"),
+        ("1,2,3\n4,,6\n", "line 2: 'b' is not a whole number: ''"),
+        ("1,2,3\n4,-,6\n", "line 2: 'b' is not a whole number: '-'"),
+        ("1,2,3\n4,5-6,6\n", "line 2: 'b' is not a whole number: '5-6'"),
+        ("1,2,3\n4,5.0,6\n", "line 2: 'b' is not a whole number: '5.0'"),
+        ("1,2,3\n4, 5,6\n", "line 2: 'b' is not a whole number: ' 5'"),
+        ("1,2,3\n4,1000000000000000000000,6\n", "line 2: 'b' is not a whole number: '100000000000"),
+        ("1,2,3\n4,nan,6", "line 2: 'b' is not a whole number: 'nan'"),
         ("", "empty"),
         ("\n\n", "empty"),
-        (b"1,2,3\n4,\xff\xfe,6\n", "line 2: column 2"),
+        (b"1,2,3\n4,\xff\xfe,6\n", "line 2: 'b' is not"),
     ],
 )
 def test_a_broken_line_is_named(tmp_path, text, match):
@@ -127,18 +124,17 @@ def test_a_broken_line_is_named(tmp_path, text, match):
     assert "numbers.dat" in str(caught.value)
 
 
-def test_the_line_is_counted_from_the_top_of_the_file_whatever_the_block(tmp_path, monkeypatch):
-    monkeypatch.setattr(published, "_BLOCK", 16)
-    monkeypatch.setattr(published.blocks, "__kwdefaults__", {"size": 16})
+def test_the_line_is_counted_from_the_top_of_the_file_whatever_the_batch(tmp_path, monkeypatch):
+    monkeypatch.setattr(delimited, "_BLOCK", 16)
     good = "".join(f"{n},{n},{n}\n" for n in range(100))
-    with pytest.raises(ConfigError, match="line 101: column 3"):
+    with pytest.raises(ConfigError, match="line 101: 'c'"):
         read(written(tmp_path, good + "1,2,oh\n"))
 
 
 def test_a_single_separator_is_not_taken_for_a_double_one(tmp_path):
     with pytest.raises(ConfigError, match="line 1"):
         read(written(tmp_path, "1:2:3\n"), 3, "::")
-    with pytest.raises(ConfigError, match="line 1: column 2: '2:3'"):
+    with pytest.raises(ConfigError, match="line 1: 'b' is not a whole number: '2:3'"):
         read(written(tmp_path, "1::2:3\n"), 2, "::")
 
 
@@ -163,41 +159,55 @@ def test_what_cannot_be_read_is_named(tmp_path):
 
 def test_words_become_their_places_and_others_are_refused(tmp_path):
     path = written(tmp_path, "1,look,2\n1,buy,2\n1,look,2\n")
-    words = {1: ("look", "buy")}
-    (found,) = published.integers(path, separator=",", columns=3, keep=(1,), words=words)
-    assert found.tolist() == [0, 1, 0]
+    words = {"b": ("look", "buy")}
+    assert read(path, words=words) == [[1, 0, 2], [1, 1, 2], [1, 0, 2]]
     written(tmp_path, "1,look,2\n1,loo,2\n")
-    with pytest.raises(ConfigError, match="line 2: column 2: 'loo' is none of"):
-        published.integers(path, separator=",", columns=3, keep=(1,), words=words)
+    with pytest.raises(ConfigError, match="line 2: 'b' is 'loo', not one of look, buy"):
+        read(path, words=words)
 
 
 def test_an_optional_column_may_be_empty_or_null_and_a_column_left_aside_anything(tmp_path):
     path = written(tmp_path, "1,,a\n2,NULL,b\n3,7,\n")
-    kept = published.integers(path, separator=",", columns=3, keep=(0, 1), optional=(1,))
+    kept = published.integers(path, published.written(",", *"abc"), "ab", optional="b")
     assert [column.tolist() for column in kept] == [[1, 2, 3], [-1, -1, 7]]
 
 
 def test_joined_lists_are_split(tmp_path):
-    path = written(tmp_path, "1\t5,6,7\n2\t0\n3\t8,9\n")
-    (cells,) = published.table(path, separator="\t", columns=2)
-    values, counts = cells.lists(1)
-    assert values.tolist() == [5, 6, 7, 0, 8, 9]
+    how = published.written("\t", "a", "b")
+    table, bad = published.table(written(tmp_path, "1\t5,6,7\n2\t0\n3\t8,9\n"), how, ("b",))
+    found, counts = values.lists(table, "b", bad)
+    assert found.tolist() == [5, 6, 7, 0, 8, 9]
     assert counts.tolist() == [3, 1, 2]
-    with pytest.raises(ConfigError, match="line 2: column 2: '' is not"):
-        path = written(tmp_path, "1\t5\n1\t5,,6\n")
-        next(published.table(path, separator="\t", columns=2)).lists(1)
+    table, bad = published.table(written(tmp_path, "1\t5\n1\t5,,6\n"), how, ("b",))
+    values.lists(table, "b", bad)
+    with pytest.raises(ConfigError, match="line 2: 'b' are not whole numbers: '5,,6'"):
+        published.refuse(bad)
 
 
-def test_a_header_is_checked_and_skipped(tmp_path):
+def test_a_header_is_read_wherever_its_columns_stand(tmp_path):
     path = written(tmp_path, "\ufeffa,b\n1,2\nx,4\n")  # with the mark some editors write first
-    with pytest.raises(ConfigError, match="line 3: column 1"):
-        published.integers(path, separator=",", columns=2, keep=(0,), header="a,b")
-    with pytest.raises(ConfigError, match="line 1: the header is not 'b,a'"):
-        published.integers(path, separator=",", columns=2, keep=(0,), header="b,a")
-    with pytest.raises(ConfigError, match="empty"):
-        published.integers(
-            written(tmp_path, "a,b\n"), separator=",", columns=2, keep=(0,), header="a,b"
-        )
+    how = published.written(",")
+    assert published.integers(path, how, ("b",))[0].tolist() == [2, 4]
+    with pytest.raises(ConfigError, match="line 3: 'a'"):
+        published.integers(path, how, ("a",))
+    with pytest.raises(ConfigError, match="no column 'c'"):
+        published.integers(path, how, ("c",))
+    with pytest.raises(ConfigError, match="a header and no line below it"):
+        published.integers(written(tmp_path, "a,b\n"), how, ("a",))
+
+
+def test_reading_ends_where_there_is_enough(tmp_path, monkeypatch):
+    monkeypatch.setattr(delimited, "_BLOCK", 40)
+    path = written(tmp_path, "".join(f"{n},x\n" for n in range(100)) + "oh\n")
+    seen = []
+
+    def enough(batch):
+        seen.extend(batch.column("a").to_pylist())
+        return len(seen) >= 50
+
+    table, bad = published.table(path, published.written(",", "a", "b"), ("a",), enough=enough)
+    assert 50 <= len(table) < 100
+    assert bad.count == 0
 
 
 def test_text_of_another_encoding_is_named_with_its_line(tmp_path):

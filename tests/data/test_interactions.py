@@ -14,10 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from own_secrets import secret_of
+from tessera.data import interactions
 from tessera.data.examples import NONE
-from tessera.data.interactions import bucket, read, read_dictionary
+from tessera.data.interactions import Interactions, bucket, read_dictionary
 from tessera.data.negatives import draw
 from tessera.errors import ConfigError
+
+
+def read(source, **how):
+    return interactions.read(source, Interactions(**how))
+
 
 LINES = """who,what,when,stars,shelf
 ann,tea,1700000300,5,drinks

@@ -112,7 +112,7 @@ def test_artists_have_their_tags_and_users_nothing(tmp_path):
 
 def test_broken_files_are_named(tmp_path):
     write(tmp_path, header="user\tartist\tplays")
-    with pytest.raises(ConfigError, match="the header is not"):
+    with pytest.raises(ConfigError, match="no column 'userID'"):
         ratings_lastfm(tmp_path)
     write(tmp_path, artists={})
     with pytest.raises(ConfigError, match=r"artists\.dat: empty"):

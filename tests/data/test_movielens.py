@@ -102,8 +102,8 @@ def test_titles_stand_in_the_order_of_the_rows(tmp_path):
         ((1, 99, 4, 5), "line 7: 99: a movie that movies.dat does not list"),
         ((1, 10, 6, 5), "line 7: 6: a rating that is not 1 to 5"),
         ((1, 10, 0, 5), "line 7: 0: a rating"),
-        ((1, 10, "4.5", 5), "line 7: column 3"),
-        ((1, 10, 4), "line 7: 3 columns"),
+        ((1, 10, "4.5", 5), "line 7: 'rating' is not a whole number: '4.5'"),
+        ((1, 10, 4), "line 7: 3 fields where 4"),
     ],
 )
 def test_a_rating_that_cannot_be_is_named(tmp_path, row, match):

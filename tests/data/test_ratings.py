@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.data import published
+from tessera.data import published, values
 from tessera.data.ratings import (
     CONSTANT,
     NO_ATTRIBUTES,
@@ -21,7 +21,6 @@ from tessera.data.ratings import (
     REPEATED,
     TOO_FEW,
     Attributes,
-    decimals,
     rating_data,
     standardised,
 )
@@ -301,8 +300,8 @@ def test_a_column_of_decimals_takes_what_is_no_number_as_nan(tmp_path):
         "5",
     ]
     (tmp_path / "file").write_text("".join(f"7\t{word}\t9\n" for word in words))
-    (cells,) = published.table(tmp_path / "file", separator="\t", columns=3)
-    read = decimals(cells, 1)
+    table, bad = published.table(tmp_path / "file", published.written("\t", "a", "b", "c"), ("b",))
+    read = values.numbers(table, "b", bad)
     nan = math.nan
     expected = [4, 3.5, nan, nan, nan, -1, 10, 0.123456789, 12345678, nan, 5]
     np.testing.assert_array_equal(read, expected)

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tessera.data import interactions
 from tessera.data.examples import SUBJECT, ClientData, Examples
-from tessera.data.interactions import read
+from tessera.data.interactions import Interactions
 from tessera.data.subjects import (
     UNNAMED,
     SubjectSpread,
@@ -24,6 +25,11 @@ from tessera.data.subjects import (
 )
 from tessera.data.taobao_like import taobao_like
 from tessera.errors import ConfigError
+
+
+def read(source, **how):
+    return interactions.read(source, Interactions(**how))
+
 
 SHOPPING = """shop,who,what,hit
 north,ann,tea,1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from own_secrets import secret_of
-from tessera.data import published as files
+from tessera.data import delimited
 from tessera.data.negatives import draw
 from tessera.data.taobao import END, FIRST, taobao
 from tessera.errors import ConfigError
@@ -63,7 +63,7 @@ def test_the_first_users_of_the_file_are_read_whole_in_any_block(tmp_path, monke
     whole = taobao(tmp_path, users=2, label="wanted")
     assert whole.facts["users"] == 2
     assert whole.facts["examples"] == 10
-    monkeypatch.setattr(files.blocks, "__kwdefaults__", {"size": 30})
+    monkeypatch.setattr(delimited, "_BLOCK", 30)
     pieces = taobao(tmp_path, users=2, label="wanted")
     for field in ("user", "item"):
         assert (pieces.train[field] == whole.train[field]).all()
@@ -72,9 +72,9 @@ def test_the_first_users_of_the_file_are_read_whole_in_any_block(tmp_path, monke
 @pytest.mark.parametrize(
     ("line", "match"),
     [
-        ("1,2,3,look,1511539200", "line 2: column 4: 'look' is none of"),
-        ("1,2,3,pv", "line 2: 4 columns"),
-        ("1,2,3,pv,soon", "line 2: column 5"),
+        ("1,2,3,look,1511539200", "line 2: 'behaviour' is 'look', not one of pv"),
+        ("1,2,3,pv", "line 2: 4 fields where 5"),
+        ("1,2,3,pv,soon", "line 2: 'time' is not a whole number: 'soon'"),
     ],
 )
 def test_an_event_that_cannot_be_is_named(tmp_path, line, match):

@@ -64,13 +64,14 @@ class OwnFile:
         from tessera.data import interactions
         from tessera.data.columns import SKIP
         from tessera.data.guess import guess
+        from tessera.data.interactions import Interactions
 
         if not path.is_file():
             raise ConfigError(f"{path}: no such file", hint="`tessera init` lists the tasks")
         found = guess(path, given)
         options = {"path": str(path), **found.options()}
         read: dict[str, Any] = {name: value or None for name, value in found.options().items()}
-        data = interactions.read(path, **read, on_bad=SKIP)
+        data = interactions.read(path, Interactions(**read, on_bad=SKIP))
         bad = next((n for fact, n in data.facts.items() if fact.endswith("s, left out")), 0)
         if bad:
             options["on_bad"] = SKIP

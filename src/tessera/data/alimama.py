@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from tessera.data import published
-from tessera.data.clicks import Ints, Log, check, click_data, numbered
+from tessera.data.clicks import Log, check, click_data, numbered
 from tessera.data.examples import NONE, ClientData
 from tessera.errors import ConfigError
 
@@ -42,13 +42,12 @@ SAMPLE: Final = published.Source(
     files=("alimama_sampled_train.txt",),
 )
 
-_RAW: Final = "user,time_stamp,adgroup_id,pid,nonclk,clk"
-_ADS: Final = "adgroup_id,cate_id,campaign_id,customer,brand,price"
+_TABLES: Final = published.written(",")
 
-# Columns of the prepared form.
-_FIELDS: Final = 267
-_CATEGORY_HISTORY: Final = range(50, 100)
-_USER, _AD, _CATEGORY, _CLICK = 250, 259, 260, 266
+# Of the columns of the prepared form, by their numbers.
+_FIELDS: Final = tuple(f"column {place}" for place in range(1, 268))
+_CATEGORY_HISTORY: Final = _FIELDS[50:100]
+_USER, _AD, _CATEGORY, _CLICK = (_FIELDS[place] for place in (250, 259, 260, 266))
 
 
 def alimama(
@@ -65,11 +64,13 @@ def alimama(
         raise ConfigError(f"{name}: {users} users", hint="at least 1, or none for all")
     ads = SOURCE.find("ad_feature.csv", folder)
     path = SOURCE.find("raw_sample.csv", folder)
-    listed, category = published.integers(ads, separator=",", columns=6, keep=(0, 1), header=_ADS)
+    listed, category = published.integers(ads, _TABLES, ("adgroup_id", "cate_id"))
     user, time, ad, clicked = published.integers(
-        path, separator=",", columns=6, keep=(0, 1, 2, 5), header=_RAW
+        path,
+        _TABLES,
+        ("user", "time_stamp", "adgroup_id", "clk"),
+        words={"clk": ("0", "1")},
     )
-    _refuse_labels(path, clicked, first_line=2)
     facts: dict[str, object] = {"source": f"{_TITLE}, Alimama", "click": "the ad was clicked"}
     if users is not None:
         everyone = np.unique(user)
@@ -104,12 +105,11 @@ def alimama_sample(folder: Path | str | None = None, *, history: int = 20) -> Cl
     kept = (_USER, _AD, _CATEGORY, _CLICK, *_CATEGORY_HISTORY)
     user, ad, category, clicked, *before = published.integers(
         path,
-        separator=",",
-        columns=_FIELDS,
-        keep=kept,
+        published.written(",", *_FIELDS),
+        kept,
         optional=(_CATEGORY, *_CATEGORY_HISTORY),
+        words={_CLICK: ("0", "1")},
     )
-    _refuse_labels(path, clicked, first_line=1)
     client, clients = numbered(user)
     ad_row, ads = numbered(ad)
     earlier = np.stack(before, axis=1)
@@ -135,10 +135,3 @@ def alimama_sample(folder: Path | str | None = None, *, history: int = 20) -> Cl
             "order": "as in the file: the prepared form has no times",
         },
     )
-
-
-def _refuse_labels(path: Path, clicked: Ints, *, first_line: int) -> None:
-    wrong = (clicked != 0) & (clicked != 1)
-    if wrong.any():
-        line = int(np.argmax(wrong))
-        raise ConfigError(f"{path}, line {line + first_line}: a click is 0 or 1")

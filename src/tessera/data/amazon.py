@@ -13,12 +13,11 @@ from typing import Final
 
 import numpy as np
 
-from tessera.data import published as files
+from tessera.data import published, values
 from tessera.data.clicks import Ints, Log, check, click_data, numbered, offsets, windows
 from tessera.data.examples import ClientData
-from tessera.errors import ConfigError
 
-SOURCE: Final = files.Source(
+SOURCE: Final = published.Source(
     title="Amazon electronics as prepared for FedSubAvg",
     publisher="the authors of Federated Submodel Averaging, from the reviews of McAuley et al., "
     "UC San Diego",
@@ -28,6 +27,7 @@ SOURCE: Final = files.Source(
 )
 
 _NAME: Final = "amazon"
+_WRITTEN: Final = published.written("\t", "click", "user", "item", "history")
 _NOTHING: Final = 0  # the id that stands for an empty history
 
 
@@ -35,21 +35,18 @@ def amazon(folder: Path | str | None = None, *, history: int = 20) -> ClientData
     """99,710 rows of 1,859 users, 55,363 of them clicks."""
     check(_NAME, history=history)
     path = SOURCE.find("amazon_train", folder)
-    clicked, user, item, values, counts = _columns(path)
-    if ((clicked != 0) & (clicked != 1)).any():
-        line = int(np.argmax((clicked != 0) & (clicked != 1)))
-        raise ConfigError(f"{path}, line {line + 1}: a click is 0 or 1, not {clicked[line]}")
+    clicked, user, item, before, counts = _columns(path)
     client_rows, clients = numbered(user)
     # Histories may name items that are nobody's target: they have rows too.
-    item_rows, known = numbered(np.concatenate([item, values]))
+    item_rows, known = numbered(np.concatenate([item, before]))
     bounds = offsets(counts)
     stop = bounds[1:]
-    empty = values[bounds[:-1]] == _NOTHING
+    empty = before[bounds[:-1]] == _NOTHING
     begin = np.where(empty, stop, np.maximum(bounds[:-1], stop - history))
-    published = windows(item_rows[len(item) :], begin, stop, history)
+    histories = windows(item_rows[len(item) :], begin, stop, history)
     # Id 0 has no row of its own: it is padding, and sorts first.
     shift = int(known[0] == _NOTHING)
-    published[published >= 0] -= shift
+    histories[histories >= 0] -= shift
     order = np.argsort(client_rows, kind="stable")
     return click_data(
         _NAME,
@@ -61,7 +58,7 @@ def amazon(folder: Path | str | None = None, *, history: int = 20) -> ClientData
         users=len(clients),
         items=len(known) - shift,
         history=history,
-        given=published[order],
+        given=histories[order],
         facts={
             "source": f"{SOURCE.title}: training part only",
             "click": "a rating of five stars",
@@ -71,16 +68,15 @@ def amazon(folder: Path | str | None = None, *, history: int = 20) -> ClientData
 
 
 def _columns(path: Path) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    parts: list[tuple[Ints, ...]] = []
-    for cells in files.table(path, separator="\t", columns=4):
-        clicked, user, item = (cells.numbers(column) for column in range(3))
-        values, counts = cells.lists(3)
-        # An id below 1 has no row; 0 alone stands for an empty history.
-        line = np.repeat(np.arange(len(counts)), counts)
-        wrong = (item < 1) | (user < 0)
-        wrong[line[(values < 0) | ((values == _NOTHING) & (counts[line] > 1))]] = True
-        if wrong.any():
-            raise cells.block.error(int(np.argmax(wrong)), "ids start at 1")
-        parts.append((clicked, user, item, values, counts))
-    joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return joined[0], joined[1], joined[2], joined[3], joined[4]
+    """Click, user and item; then the items of all histories in a row, and how many each has."""
+    table, bad = published.table(path, _WRITTEN, _WRITTEN.names, distinct=("history",))
+    clicked = values.places(table, "click", ("0", "1"), bad)
+    user, item = (values.whole(table, name, bad) for name in ("user", "item"))
+    before, counts = values.lists(table, "history", bad)
+    # An id below 1 has no row; 0 alone stands for an empty history.
+    line = np.repeat(np.arange(len(counts)), counts)
+    wrong = (item < 1) | (user < 0)
+    wrong[line[(before < 0) | ((before == _NOTHING) & (counts[line] > 1))]] = True
+    bad.add(wrong, lambda row: "ids start at 1")
+    published.refuse(bad)
+    return clicked, user, item, before, counts

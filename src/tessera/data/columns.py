@@ -58,8 +58,9 @@ class Columns:
         if self.dialect is None:
             return rows + 1
         # Rows are records below the header, less the odd ones before them.
-        kept = self._odd - np.arange(len(self._odd)) - 2
-        return np.asarray(rows + 2 + np.searchsorted(kept, rows, side="right"))
+        first = self.dialect.first
+        kept = self._odd - np.arange(len(self._odd)) - first
+        return np.asarray(rows + first + np.searchsorted(kept, rows, side="right"))
 
     def places(self, records: Sequence[int]) -> list[int]:
         """What to call these records in a message: lines of text, rows of a table."""
@@ -83,9 +84,20 @@ def read(
     path = Path(source)
     if path.suffix in PARQUET:
         return _of_parquet(path, wanted, distinct)
-    dialect = delimited.sniff(path, separator, encoding)
+    return of_text(path, delimited.sniff(path, separator, encoding), wanted, distinct=distinct)
+
+
+def of_text(
+    path: Path,
+    dialect: Dialect,
+    wanted: Sequence[str],
+    *,
+    distinct: Collection[str] = (),
+    enough: Callable[[Any], bool] | None = None,
+) -> Columns:
+    """The wanted columns of a file that is written in this dialect; see `delimited.read`."""
     _check(str(path), delimited.header(path, dialect), wanted, text=True)
-    found = delimited.read(path, dialect, wanted, distinct=distinct)
+    found = delimited.read(path, dialect, wanted, distinct=distinct, enough=enough)
     return Columns(path.name, found.table, path, dialect, found.odd)
 
 
@@ -232,24 +244,27 @@ class BadLines:
         """Refuse, or say what is left out; the facts."""
         if not self.count:
             return {}
-        total, unit = len(self.columns) + len(self.columns.odd), self.columns.unit
-        listed = self.listed()
+        unit = self.columns.unit
         if on_bad == SKIP and self.good.any():
             return {
                 f"bad {unit}s, left out": self.count,
-                f"the first bad {unit}s": [f"{unit} {at}: {why}" for at, why in listed],
+                f"the first bad {unit}s": [f"{unit} {at}: {why}" for at, why in self.listed()],
             }
-        skip = 'on_bad = "skip" leaves bad lines out, and counts them'
         hint = self.hint or "a text with the separator in it has to stand in quotes"
+        if self.good.any():
+            hint += '; on_bad = "skip" leaves bad lines out, and counts them'
+        raise self.refusal(hint)
+
+    def refusal(self, hint: str) -> ConfigError:
+        """The error that names the bad lines, of which there is one at least."""
+        total, unit = len(self.columns) + len(self.columns.odd), self.columns.unit
+        listed = self.listed()
         if self.count == 1:
             at, why = listed[0]
-            raise ConfigError(
-                f"{self.columns.where}, {unit} {at}: {why}",
-                hint=f"{hint}; {skip}" if total > 1 else hint,
-            )
+            return ConfigError(f"{self.columns.where}, {unit} {at}: {why}", hint=hint)
         lines = "".join(f"\n  {unit} {at}: {why}" for at, why in listed)
         more = f", the first {len(listed)}" if self.count > len(listed) else ""
-        raise ConfigError(
+        return ConfigError(
             f"{self.columns.where}: {self.count:,} of {total:,} {unit}s are bad{more}:{lines}",
-            hint=f"{hint}; {skip}" if self.good.any() else hint,
+            hint=hint,
         )

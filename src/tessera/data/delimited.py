@@ -1,7 +1,7 @@
 """Text with separators: which separator, which encoding, which lines cannot be read.
 
 Arrow parses the text. Python's own parser is asked only where a line has to be named in an error:
-Arrow counts records, and a record in quotes may take several lines.
+Arrow counts records, and a record in quotes may take several lines. Blank lines are skipped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -46,7 +46,7 @@ def load() -> Arrow:
         )
     except ImportError as absent:
         raise ConfigError(
-            "reading data of your own needs pyarrow, which is not installed",
+            "reading data needs pyarrow, which is not installed",
             hint="install pyarrow, or this package with its extra `train`",
         ) from absent
 
@@ -60,6 +60,8 @@ FALLBACK: Final = "cp1252"
 REPLACED: Final = "\ufffd"
 _PIECE: Final = 1 << 22
 _BLOCK: Final = 1 << 24
+_JOINED: Final = "\x1f"
+"""Arrow's separators have one character: this stands for longer ones."""
 _MARKS: Final = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF16_LE, "utf-16"),
@@ -72,18 +74,25 @@ _NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")
 class Dialect:
     """How a file is written; `guessed` says which of it was found out and not given.
 
-    Without quotes a line is a record, which is less work to find.
+    Without quotes a line is a record, which is less work to find, and a separator may be longer
+    than one character. `names` are the columns of a file that has no header.
     """
 
     separator: str
     encoding: str
     guessed: tuple[str, ...] = ()
     quoted: bool = True
+    names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         names = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar", " ": "space"}
         how = f"separator {names.get(self.separator, self.separator)}, encoding {self.encoding}"
         return f"{how} (found by looking)" if self.guessed else how
+
+    @property
+    def first(self) -> int:
+        """The number of the first record below the header."""
+        return 1 if self.names else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +102,7 @@ class Delimited:
     table: Any = field(repr=False)
     dialect: Dialect
     odd: tuple[tuple[int, str], ...] = ()
-    """Records that are left out: their number, the header's being 1, and what is wrong."""
+    """Records that are left out: their number, from 1 and with the header, and what is wrong."""
 
 
 # -- sniffing
@@ -124,7 +133,9 @@ def sniff(path: Path, separator: str | None, encoding: str | None) -> Dialect:
 
 
 def header(path: Path, dialect: Dialect) -> list[str]:
-    """The names in the first line."""
+    """The names of the columns, from the first line unless the dialect has them."""
+    if dialect.names:
+        return list(dialect.names)
     first = next(_records(path, dialect), (1, []))[1]
     names = [name.strip() for name in first]
     if not any(names):
@@ -144,7 +155,7 @@ def _encoding(path: Path) -> tuple[str, bool]:
     """
     right, wrong, quoted = 0, 0, False
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    for number, piece in enumerate(_pieces(path)):
+    for number, piece in enumerate(pieces(path)):
         if number == 0:
             for mark, name in _MARKS:
                 if piece.startswith(mark):
@@ -172,90 +183,125 @@ def _separator(path: Path, encoding: str) -> str:
 
 
 def read(
-    path: Path, dialect: Dialect, wanted: Sequence[str], *, distinct: Collection[str] = ()
+    path: Path,
+    dialect: Dialect,
+    wanted: Sequence[str],
+    *,
+    distinct: Collection[str] = (),
+    enough: Callable[[Any], bool] | None = None,
 ) -> Delimited:
     """The wanted columns as text; of those that are mostly `distinct` no text is looked for twice.
 
-    The others repeat, and Arrow keeps each of their texts once.
+    The others repeat, and Arrow keeps each of their texts once. `enough` is asked after every batch
+    of records whether the rest of the file can be left unread.
     """
     names = header(path, dialect)
     for name in wanted:
         if names.count(name) > 1:
             raise ConfigError(f"{path}: {names.count(name)} columns are called {name!r}")
+    pa = load()
+    repeated = pa.arrow.dictionary(pa.arrow.int32(), pa.arrow.string())
+    inside = {name.strip(): name for name in dialect.names or next(_records(path, dialect))[1]}
+    kinds = {
+        inside[name]: pa.arrow.string() if name in distinct else repeated
+        for name in dict.fromkeys(wanted)
+    }
     utf8 = dialect.encoding.replace("_", "-").lower() in ("utf-8", "utf-8-sig")
-    try:
-        return _parsed(path, dialect, wanted, distinct, replaced=not utf8)
-    except UnicodeDecodeError:
-        return _parsed(path, dialect, wanted, distinct, replaced=True)
+    for replaced in (False, True) if utf8 else (True,):
+        odd: list[tuple[int, str]] = []
+        try:
+            table = _parsed(path, dialect, kinds, odd, enough, replaced=replaced)
+            break
+        except UnicodeDecodeError:
+            continue
+        except pa.arrow.ArrowInvalid as wrong:
+            if not replaced and "UTF8" in str(wrong):
+                continue
+            if "Empty CSV" in str(wrong):
+                raise ConfigError(f"{path}: empty", hint="copy it again") from wrong
+            raise ConfigError(
+                f"{path}: not readable as text with separators ({wrong})",
+                hint="is a quote not closed?",
+            ) from wrong
+        except (pa.arrow.ArrowException, OSError) as broken:
+            raise ConfigError(
+                f"{path}: cannot be read ({broken})", hint="copy it again"
+            ) from broken
+    if not len(table) and not odd:
+        raise ConfigError(
+            f"{path}: {'empty' if dialect.names else 'a header and no line below it'}"
+        )
+    return Delimited(table.rename_columns(list(dict.fromkeys(wanted))), dialect, tuple(odd))
 
 
 def _parsed(
     path: Path,
     dialect: Dialect,
-    wanted: Sequence[str],
-    distinct: Collection[str],
+    kinds: Mapping[str, Any],
+    odd: list[tuple[int, str]],
+    enough: Callable[[Any], bool] | None,
     *,
     replaced: bool,
-) -> Delimited:
+) -> Any:
+    """The columns of these types; records of another width are added to `odd`."""
     pa = load()
-    raw = next(_records(path, dialect))[1]
-    inside = {name.strip(): name for name in raw}
-    odd: list[tuple[int, str]] = []
 
     def note(row: Any) -> str:
-        odd.append((row.number, f"{row.actual_columns} fields where the header has {len(raw)}"))
+        due = (
+            f"{row.expected_columns} are due"
+            if dialect.names
+            else f"the header has {row.expected_columns}"
+        )
+        odd.append((row.number, f"{row.actual_columns} fields where {due}"))
         return "skip"
 
-    repeated = pa.arrow.dictionary(pa.arrow.int32(), pa.arrow.string())
-    kinds = {
-        inside[name]: pa.arrow.string() if name in distinct else repeated
-        for name in dict.fromkeys(wanted)
-    }
-    try:
-        with _stream(path, dialect, replaced) as stream:
-            table = pa.csv.read_csv(
-                stream,
-                # One thread: only then are records numbered, and two would not be less work.
-                read_options=pa.csv.ReadOptions(use_threads=False, block_size=_BLOCK),
-                parse_options=pa.csv.ParseOptions(
-                    delimiter=dialect.separator,
-                    quote_char='"' if dialect.quoted else False,
-                    newlines_in_values=dialect.quoted,
-                    invalid_row_handler=note,
-                ),
-                convert_options=pa.csv.ConvertOptions(
-                    include_columns=list(kinds), column_types=kinds, strings_can_be_null=False
-                ),
-            )
-    except pa.arrow.ArrowInvalid as wrong:
-        if not replaced and "UTF8" in str(wrong):
-            return _parsed(path, dialect, wanted, distinct, replaced=True)
-        raise ConfigError(
-            f"{path}: not readable as text with separators ({wrong})",
-            hint="is a quote not closed?",
-        ) from wrong
-    except (pa.arrow.ArrowException, OSError) as broken:
-        raise ConfigError(f"{path}: cannot be read ({broken})", hint="copy it again") from broken
-    if not len(table) and not odd:
-        raise ConfigError(f"{path}: a header and no line below it")
-    return Delimited(table.rename_columns(list(dict.fromkeys(wanted))), dialect, tuple(odd))
+    separator = dialect.separator if len(dialect.separator) == 1 else _JOINED
+    with (
+        _stream(path, dialect, replaced) as stream,
+        pa.csv.open_csv(
+            stream,
+            # One thread: only then are records numbered, and two would not be less work.
+            read_options=pa.csv.ReadOptions(
+                use_threads=False, block_size=_BLOCK, column_names=list(dialect.names)
+            ),
+            parse_options=pa.csv.ParseOptions(
+                delimiter=separator,
+                quote_char='"' if dialect.quoted else False,
+                newlines_in_values=dialect.quoted,
+                invalid_row_handler=note,
+            ),
+            convert_options=pa.csv.ConvertOptions(
+                include_columns=list(kinds), column_types=kinds, strings_can_be_null=False
+            ),
+        ) as reader,
+    ):
+        batches = []
+        for batch in reader:
+            batches.append(batch)
+            if enough is not None and enough(batch):
+                break
+        return pa.arrow.Table.from_batches(batches, schema=reader.schema)
 
 
 def _stream(path: Path, dialect: Dialect, replaced: bool) -> Any:
     """UTF-8 for Arrow; what cannot be decoded is marked, so that its line can be named."""
     if replaced:
-        text = b"".join(_pieces(path)).decode(dialect.encoding, "replace")
-        return io.BytesIO(text.encode("utf-8", "replace"))
-    if path.suffix == ".gz":
-        return io.BytesIO(b"".join(_pieces(path)))
-    return path.open("rb")
+        text = b"".join(pieces(path)).decode(dialect.encoding, "replace")
+        data = text.encode("utf-8", "replace")
+    elif path.suffix == ".gz" or len(dialect.separator) > 1:
+        data = b"".join(pieces(path))
+    else:
+        return path.open("rb")
+    if len(dialect.separator) > 1:
+        data = data.replace(dialect.separator.encode(), _JOINED.encode())
+    return io.BytesIO(data)
 
 
 # -- which line a record is in
 
 
 def lines_of(path: Path, dialect: Dialect, records: Sequence[int]) -> dict[int, int]:
-    """The line in which each of these records ends; the header is record 1."""
+    """The line in which each of these records ends; a header is record 1."""
     wanted, found = set(records), {}
     if wanted:
         last = max(wanted)
@@ -268,6 +314,11 @@ def lines_of(path: Path, dialect: Dialect, records: Sequence[int]) -> dict[int, 
 
 
 def _records(path: Path, dialect: Dialect) -> Iterator[tuple[int, list[str]]]:
+    if not dialect.quoted:
+        for number, line in enumerate(_text(path, dialect.encoding), start=1):
+            if text := line.rstrip("\r\n"):
+                yield number, text.split(dialect.separator)
+        return
     reader = csv.reader(_text(path, dialect.encoding), delimiter=dialect.separator)
     try:
         for fields in reader:
@@ -279,25 +330,25 @@ def _records(path: Path, dialect: Dialect) -> Iterator[tuple[int, list[str]]]:
 
 def _text(path: Path, encoding: str) -> Iterator[str]:
     with (
-        _readable(path),
-        _open(path) as file,
+        readable(path),
+        opened(path) as file,
         io.TextIOWrapper(file, encoding=encoding, errors="replace", newline="") as text,
     ):
         yield from text
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
-    with _readable(path), _open(path) as file:
+def pieces(path: Path) -> Iterator[bytes]:
+    with readable(path), opened(path) as file:
         while piece := file.read(_PIECE):
             yield piece
 
 
-def _open(path: Path) -> IO[bytes]:
+def opened(path: Path) -> IO[bytes]:
     return cast("IO[bytes]", gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
     if not path.is_file():
         raise ConfigError(f"{path}: no such file")
     try:

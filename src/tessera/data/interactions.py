@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -35,7 +35,7 @@ import numpy.typing as npt
 from tessera.crypto.prg import Label
 from tessera.data import columns, published, values
 from tessera.data.clicks import Ints, Log, check, click_data, with_negatives
-from tessera.data.columns import SKIP, STOP, BadLines
+from tessera.data.columns import SKIP, STOP, BadLines, Columns, Mask
 from tessera.data.examples import NONE, ClientData
 from tessera.data.row_names import RowNames
 from tessera.data.subjects import held_by
@@ -53,140 +53,224 @@ OWN_FIELDS: Final = ("user", "item", "history", "label", "rate", "target", "cate
 """Fields of an example that a feature column must not hide."""
 
 
-def read(
-    source: Any,
-    *,
-    user: str = "user",
-    item: str,
-    client: str | None = None,
-    subject: str | None = None,
-    time: str | None = None,
-    label: str | None = None,
-    threshold: float | None = None,
-    category: str | None = None,
-    features: Sequence[str] = (),
-    ids: str = "dictionary",
-    dictionary: Path | str | None = None,
-    unknown: str = "drop",
-    buckets: int = 2**20,
-    key: bytes = KEY,
-    negatives: int = 1,
-    history: int = 20,
-    test_share: float = 0.2,
-    separator: str | None = None,
-    encoding: str | None = None,
-    on_bad: str = STOP,
-) -> ClientData:
-    """Interactions as click examples, of a path or a frame; the first arguments name its columns.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interactions:
+    """Which columns of a table are what, and how its ids become rows; see above.
 
     Without `time` the lines of a user count as in order. Times are seconds since 1970 or dates as
     in ISO 8601 (without a zone: UTC), the whole column in one form. `features` are further
     columns, which reach the batch under their names: numbers as they are, text as ids.
     """
-    name = Path(source).name if isinstance(source, str | Path) else type(source).__name__
-    check(name, history=history, test_share=test_share)
-    _check(name, ids, unknown, buckets, key, label, threshold, dictionary)
-    _check_features(name, features, on_bad)
-    holder, person = client or user, subject or user
-    named = (holder, person, item, time, label, category, *features)
-    wanted = [one for one in named if one is not None]
-    table = columns.read(
-        source,
-        wanted,
-        separator=separator,
-        encoding=encoding,
-        distinct=[one for one in wanted if one == time and wanted.count(one) == 1],
-    )
-    bad = BadLines(table)
-    who, what = encoded(table, holder), encoded(table, item)
-    whom = who if person == holder else encoded(table, person)
-    for column, found in ((holder, who), (item, what)):
-        bad.add(
-            found.codes < 0,
-            partial(values.missing, table, column),
-            hint="every line needs a user and an item",
+
+    item: str
+    user: str = "user"
+    client: str | None = None
+    subject: str | None = None
+    time: str | None = None
+    label: str | None = None
+    threshold: float | None = None
+    category: str | None = None
+    features: Sequence[str] = ()
+    ids: str = "dictionary"
+    dictionary: Path | str | None = None
+    unknown: str = "drop"
+    buckets: int = 2**20
+    key: bytes = KEY
+    negatives: int = 1
+    history: int = 20
+    test_share: float = 0.2
+    separator: str | None = None
+    encoding: str | None = None
+    on_bad: str = STOP
+
+    @property
+    def holder(self) -> str:
+        """The column that says whose device holds a line."""
+        return self.client or self.user
+
+    @property
+    def person(self) -> str:
+        """The column that says whom a line is about."""
+        return self.subject or self.user
+
+    @property
+    def columns(self) -> list[str]:
+        """All columns that are read."""
+        named = (self.holder, self.person, self.item, self.time, self.label, self.category)
+        return [one for one in (*named, *self.features) if one is not None]
+
+    @property
+    def catalogue(self) -> bool:
+        """Whether negatives are drawn from a public list and not from what occurs."""
+        return self.ids != "hash" and self.dictionary is not None
+
+    def check(self, name: str) -> None:
+        """A ConfigError for what cannot be, under the name of the table."""
+        check(name, history=self.history, test_share=self.test_share)
+        for field, value, words in (
+            ("ids", self.ids, ("dictionary", "hash")),
+            ("unknown", self.unknown, ("drop", "row")),
+            ("on_bad", self.on_bad, (STOP, SKIP)),
+        ):
+            if value not in words:
+                raise ConfigError(
+                    f"{name}: {field} = {value!r}", hint=" or ".join(f'"{w}"' for w in words)
+                )
+        if not 1 <= self.buckets <= MAX_BUCKETS:
+            raise ConfigError(f"{name}: {self.buckets} buckets", hint=f"1 to {MAX_BUCKETS}")
+        if not 1 <= len(self.key) <= _MAX_KEY:
+            raise ConfigError(
+                f"{name}: a key of {len(self.key)} bytes", hint=f"1 to {_MAX_KEY} bytes"
+            )
+        if self.ids == "hash" and self.dictionary is not None:
+            raise ConfigError(f"{name}: a dictionary and a hash", hint="choose one of them")
+        if self.threshold is not None and (self.label is None or not math.isfinite(self.threshold)):
+            raise ConfigError(
+                f"{name}: threshold = {self.threshold} without a label column, or not a number",
+                hint="label names the column that is compared with the threshold",
+            )
+        for feature in self.features:
+            if feature in OWN_FIELDS:
+                raise ConfigError(
+                    f"{name}: a feature column called {feature!r}, which is a field of every "
+                    "example",
+                    hint="rename the column",
+                )
+
+
+@dataclass(slots=True)
+class _Lines:
+    """The good lines of a table by their columns; where a column is not named, there is none."""
+
+    table: Columns
+    who: Encoded
+    whom: Encoded
+    what: Encoded
+    clicked: Mask
+    when: npt.NDArray[Any] | None
+    kinds: Encoded | None
+    features: dict[str, npt.NDArray[Any]]
+    sizes: dict[str, int]
+    facts: dict[str, Any]
+
+    @classmethod
+    def of(cls, source: Any, how: Interactions) -> _Lines:
+        """What can be read; bad lines are refused or left out."""
+        wanted = how.columns
+        table = columns.read(
+            source,
+            wanted,
+            separator=how.separator,
+            encoding=how.encoding,
+            distinct=[one for one in wanted if one == how.time and wanted.count(one) == 1],
         )
-    when = None if time is None else values.times(table, time, bad)
-    clicked = np.ones(len(table), dtype=np.bool_)
-    if label is not None:
-        clicked = _clicked(table, label, threshold, bad)
-    kinds = None if category is None else encoded(table, category)
-    more, sizes = _features(table, features, bad)
-    facts = bad.settle(on_bad)
-    good = bad.good
-    if not good.all():
-        same = whom is who
-        who, what, clicked = who.only(good), what.only(good), clicked[good]
-        when = None if when is None else when[good]
-        whom = who if same else whom.only(good)
-        kinds = None if kinds is None else kinds.only(good)
-        more = {one: column[good] for one, column in more.items()}
-    if ids == "hash":
-        rows, items, names, about = _hashed(what, buckets, key)
+        bad = BadLines(table)
+        who, what = encoded(table, how.holder), encoded(table, how.item)
+        whom = who if how.person == how.holder else encoded(table, how.person)
+        for column, found in ((how.holder, who), (how.item, what)):
+            bad.add(
+                found.codes < 0,
+                partial(values.missing, table, column),
+                hint="every line needs a user and an item",
+            )
+        when = None if how.time is None else values.times(table, how.time, bad)
+        clicked = np.ones(len(table), dtype=np.bool_)
+        if how.label is not None:
+            clicked = _clicked(table, how.label, how.threshold, bad)
+        kinds = None if how.category is None else encoded(table, how.category)
+        more, sizes = _features(table, how.features, bad)
+        facts = bad.settle(how.on_bad)
+        good_lines = cls(table, who, whom, what, clicked, when, kinds, more, sizes, facts)
+        if not bad.good.all():
+            good_lines._keep(bad.good)
+        return good_lines
+
+    def _keep(self, good: Mask) -> None:
+        same = self.whom is self.who
+        self.who, self.what = self.who.only(good), self.what.only(good)
+        self.whom = self.who if same else self.whom.only(good)
+        self.clicked = self.clicked[good]
+        self.when = None if self.when is None else self.when[good]
+        self.kinds = None if self.kinds is None else self.kinds.only(good)
+        self.features = {one: column[good] for one, column in self.features.items()}
+
+
+def read(source: Any, how: Interactions) -> ClientData:
+    """Interactions as click examples, of a path or a frame."""
+    name = Path(source).name if isinstance(source, str | Path) else type(source).__name__
+    how.check(name)
+    found = _Lines.of(source, how)
+    if how.ids == "hash":
+        rows, items, names, about = _hashed(found.what, how.buckets, how.key)
     else:
-        rows, items, names, about = _looked_up(what, dictionary, unknown)
-    facts |= about
+        rows, items, names, about = _looked_up(found.what, how.dictionary, how.unknown)
+    facts = found.facts | about
     category_of, categories = None, None
-    if kinds is not None:
+    if found.kinds is not None:
         if items > MAX_MAPPED:
             raise ConfigError(
                 f"{name}: categories for {items} rows", hint=f"at most {MAX_MAPPED} buckets"
             )
-        category_of, categories, doubts = _categories(kinds, rows, items)
+        category_of, categories, doubts = _categories(found.kinds, rows, items)
         facts["items with several categories, the first counts"] = doubts
     known = rows >= 0
     if not known.any():
-        raise ConfigError(f"{table.where}: no item of it is in the dictionary")
-    when = None if when is None else when[known]
-    line = np.flatnonzero(known) if more else None
-    clients, subjects = who.texts(), whom.texts()
-    pair, pairs = _at_clients(who.codes, whom.codes, len(clients), len(subjects))
-    log, held, pools = Log.sorted(pair[known], rows[known], clicked[known], when, line), None, None
-    if label is None:
-        pool = None if ids == "hash" or dictionary is None else np.arange(items)
+        raise ConfigError(f"{found.table.where}: no item of it is in the dictionary")
+    when = None if found.when is None else found.when[known]
+    line = np.flatnonzero(known) if found.features else None
+    clients, subjects = found.who.texts(), found.whom.texts()
+    pair, pairs = _at_clients(found.who.codes, found.whom.codes, len(clients), len(subjects))
+    log, held, pools = (
+        Log.sorted(pair[known], rows[known], found.clicked[known], when, line),
+        None,
+        None,
+    )
+    if how.label is None:
         sampled = with_negatives(
             log,
             users=len(pairs),
             items=items,
-            each=negatives,
-            catalogue=pool,
-            test_share=test_share,
+            each=how.negatives,
+            catalogue=np.arange(items) if how.catalogue else None,
+            test_share=how.test_share,
         )
         log, held, pools = sampled.log, sampled.held, sampled.pools
-        whence = "the items of the same part" if pool is None else "the dictionary"
-        facts["click"] = f"every interaction; each beside {negatives} drawn evenly from {whence}"
+        whence = "the dictionary" if how.catalogue else "the items of the same part"
+        facts["click"] = (
+            f"every interaction; each beside {how.negatives} drawn evenly from {whence}"
+        )
     else:
-        rule = "" if threshold is None else f" of at least {threshold:g}"
-        facts["click"] = f"{label}{rule or ' is 1'}"
-    read_as = {} if table.dialect is None else {"read as": str(table.dialect)}
+        rule = "" if how.threshold is None else f" of at least {how.threshold:g}"
+        facts["click"] = f"{how.label}{rule or ' is 1'}"
+    dialect = found.table.dialect
     data = click_data(
         name,
         log,
         users=len(pairs),
         items=items,
-        history=history,
-        test_share=test_share,
+        history=how.history,
+        test_share=how.test_share,
         held=held,
         pools=pools,
         category_of=category_of,
         categories=categories,
-        extra={one: column[log.line] for one, column in more.items()},
-        rate=label is not None,
+        extra={one: column[log.line] for one, column in found.features.items()},
+        rate=how.label is not None,
         facts={
             "source": name,
-            **read_as,
+            **({} if dialect is None else {"read as": str(dialect)}),
             "interactions": len(rows),
-            "order": "as in the file" if time is None else f"by {time}",
+            "order": "as in the file" if how.time is None else f"by {how.time}",
             **facts,
         },
     )
     data = replace(
         data,
-        sizes={**data.sizes, **sizes},
+        sizes={**data.sizes, **found.sizes},
         ids={"item": names},
-        public_rows=ids == "hash" or dictionary is not None,
+        public_rows=how.ids == "hash" or how.dictionary is not None,
     )
-    if client is None and subject is None:  # a user is a client and a person
+    if how.client is None and how.subject is None:  # a user is a client and a person
         return replace(data, ids={**data.ids, "user": RowNames(clients)})
     of = pairs[np.concatenate([data.train["user"], data.test["user"]])]
     people = of % (len(subjects) + 1)
@@ -201,50 +285,10 @@ def read(
     return replace(data, ids={**data.ids, **of_people}, **moved)
 
 
-def _check(
-    name: str,
-    ids: str,
-    unknown: str,
-    buckets: int,
-    key: bytes,
-    label: str | None,
-    threshold: float | None,
-    dictionary: Path | str | None,
-) -> None:
-    if ids not in ("dictionary", "hash"):
-        raise ConfigError(f"{name}: ids = {ids!r}", hint='"dictionary" or "hash"')
-    if unknown not in ("drop", "row"):
-        raise ConfigError(f"{name}: unknown = {unknown!r}", hint='"drop" or "row"')
-    if not 1 <= buckets <= MAX_BUCKETS:
-        raise ConfigError(f"{name}: {buckets} buckets", hint=f"1 to {MAX_BUCKETS}")
-    if not 1 <= len(key) <= _MAX_KEY:
-        raise ConfigError(f"{name}: a key of {len(key)} bytes", hint=f"1 to {_MAX_KEY} bytes")
-    if ids == "hash" and dictionary is not None:
-        raise ConfigError(f"{name}: a dictionary and a hash", hint="choose one of them")
-    if threshold is not None and (label is None or not math.isfinite(threshold)):
-        raise ConfigError(
-            f"{name}: threshold = {threshold} without a label column, or not a number",
-            hint="label names the column that is compared with the threshold",
-        )
-
-
-def _check_features(name: str, features: Sequence[str], on_bad: str) -> None:
-    if on_bad not in (STOP, SKIP):
-        raise ConfigError(f"{name}: on_bad = {on_bad!r}", hint='"stop" or "skip"')
-    for feature in features:
-        if feature in OWN_FIELDS:
-            raise ConfigError(
-                f"{name}: a feature column called {feature!r}, which is a field of every example",
-                hint="rename the column",
-            )
-
-
 # -- values
 
 
-def _clicked(
-    table: columns.Columns, name: str, threshold: float | None, bad: BadLines
-) -> npt.NDArray[np.bool_]:
+def _clicked(table: Columns, name: str, threshold: float | None, bad: BadLines) -> Mask:
     found = values.labels(table, name, bad)
     if threshold is not None:
         return np.asarray(found >= threshold)
@@ -257,7 +301,7 @@ def _clicked(
 
 
 def _features(
-    table: columns.Columns, names: Sequence[str], bad: BadLines
+    table: Columns, names: Sequence[str], bad: BadLines
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, int]]:
     """The feature columns by name, and how many ids those of text have."""
     found: dict[str, npt.NDArray[Any]] = {}

@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from tessera.data import published
+from tessera.data import published, values
 from tessera.data.clicks import numbered
 from tessera.data.movielens import ratings_1m, ratings_10m, ratings_100k
 from tessera.data.ratings import (
@@ -28,7 +28,6 @@ from tessera.data.ratings import (
     Floats,
     Ints,
     RatingData,
-    decimals,
     rating_data,
 )
 from tessera.data.tags import Tagging, tag_attributes
@@ -44,6 +43,7 @@ SOURCE: Final = published.Source(
 
 _NAME: Final = "ratings-lastfm"
 _BINS: Final = 5
+_TABLES: Final = published.written("\t")
 
 
 def ratings_lastfm(
@@ -114,14 +114,10 @@ def _binning_in_words(bounds: Floats) -> str:
 def _plays(folder: Path | str | None) -> tuple[Ints, Ints, Floats]:
     """User, artist and play count, which is NaN where it is not a number."""
     path = SOURCE.find("user_artists.dat", folder)
-    parts = [
-        (cells.numbers(0), cells.numbers(1), decimals(cells, 2))
-        for cells in published.table(
-            path, separator="\t", columns=3, header="userID\tartistID\tweight"
-        )
-    ]
-    user, artist, plays = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return user, artist, plays
+    table, bad = published.table(path, _TABLES, ("userID", "artistID", "weight"))
+    user, artist = (values.whole(table, name, bad) for name in ("userID", "artistID"))
+    published.refuse(bad)
+    return user, artist, values.numbers(table, "weight", bad)
 
 
 def _artists(folder: Path | str | None) -> tuple[Ints, tuple[str, ...]]:
@@ -146,11 +142,7 @@ def _artists(folder: Path | str | None) -> tuple[Ints, tuple[str, ...]]:
 def _tagging(ids: Ints, folder: Path | str | None) -> Tagging:
     """Tags by their ids: what they say is not needed."""
     artist, tag = published.integers(
-        SOURCE.find("user_taggedartists.dat", folder),
-        separator="\t",
-        columns=6,
-        keep=(1, 2),
-        header="userID\tartistID\ttagID\tday\tmonth\tyear",
+        SOURCE.find("user_taggedartists.dat", folder), _TABLES, ("artistID", "tagID")
     )
     return Tagging.of(_rows(ids, artist), tag.astype(np.str_))
 

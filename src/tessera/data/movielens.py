@@ -19,8 +19,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from tessera.data import published
+from tessera.data import published, values
 from tessera.data.clicks import Ints, Log, check, click_data, numbered
+from tessera.data.delimited import Dialect
 from tessera.data.examples import ClientData
 from tessera.data.ratings import (
     TEST_SHARE,
@@ -28,7 +29,6 @@ from tessera.data.ratings import (
     Floats,
     Mask,
     RatingData,
-    decimals,
     rating_data,
     standardised,
 )
@@ -66,6 +66,11 @@ class _FileFormat:
     tags: str = ""
     low: float = 1.0
     step: float = 1.0
+
+    @property
+    def rated(self) -> Dialect:
+        """How the ratings are written."""
+        return published.written(self.separator, "user", "movie", "rating", "time")
 
 
 ML_1M: Final = _FileFormat(
@@ -233,12 +238,12 @@ def _read(
     check(name, history=history)
     path = layout.source.find(layout.ratings, folder)
     movies = _movies(layout, folder)
-    user, movie, rating, time = published.integers(
-        path, separator=layout.separator, columns=4, keep=range(4)
-    )
+    table, bad = published.table(path, layout.rated, layout.rated.names, distinct=("time",))
+    user, movie, rating, time = (values.whole(table, name, bad) for name in layout.rated.names)
     item = movies.rows(movie)
-    _refuse(path, item < 0, movie, f"a movie that {layout.movies} does not list")
-    _refuse(path, (rating < 1) | (rating > 5), rating, "a rating that is not 1 to 5")
+    bad.add(item < 0, lambda row: f"{movie[row]}: a movie that {layout.movies} does not list")
+    bad.add((rating < 1) | (rating > 5), lambda row: f"{rating[row]}: a rating that is not 1 to 5")
+    published.refuse(bad)
     rows, clients = numbered(user)
     return click_data(
         name,
@@ -253,12 +258,6 @@ def _read(
             "rated items": len(np.unique(item)),
         },
     )
-
-
-def _refuse(path: Path, wrong: np.typing.NDArray[np.bool_], found: Ints, what: str) -> None:
-    if wrong.any():
-        line = int(np.argmax(wrong))
-        raise ConfigError(f"{path}, line {line + 1}: {found[line]}: {what}")
 
 
 def _ratings(
@@ -319,12 +318,10 @@ def _ratings(
 
 def _table(layout: _FileFormat, path: Path) -> tuple[Ints, Ints, Floats, Ints]:
     """User, movie, rating (NaN where it is not a number) and time."""
-    parts = [
-        (cells.numbers(0), cells.numbers(1), decimals(cells, 2), cells.numbers(3))
-        for cells in published.table(path, separator=layout.separator, columns=4)
-    ]
-    user, movie, rating, time = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return user, movie, rating, time
+    table, bad = published.table(path, layout.rated, layout.rated.names, distinct=("time",))
+    user, movie, time = (values.whole(table, name, bad) for name in ("user", "movie", "time"))
+    published.refuse(bad)
+    return user, movie, values.numbers(table, "rating", bad), time
 
 
 def _profiles(

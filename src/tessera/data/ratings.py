@@ -36,7 +36,6 @@ from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.data.clicks import offsets
 from tessera.data.examples import LABEL, ClientData, Examples
-from tessera.data.published import BlockFields
 from tessera.errors import ConfigError, MisuseError
 
 Ints = npt.NDArray[np.int64]
@@ -58,7 +57,6 @@ CONSTANT: Final = "users whose training ratings are all equal"
 TOO_FEW: Final = f"users with fewer than {FEWEST} training ratings: global part only"
 NONE_LEFT: Final = "users without training ratings"
 
-_WORD: Final = 8  # bytes that are compared as one number
 _ORDER, _SPLIT, _VALIDATION = range(3)  # what one seed and a user's ratings give words for
 
 
@@ -210,33 +208,6 @@ def standardised(values: npt.NDArray[Any]) -> Floats:
         return values
     spread = float(known.std())
     return np.asarray((values - known.mean()) / (spread if spread > 0 else 1.0))
-
-
-def decimals(cells: BlockFields, column: int) -> Floats:
-    """A column of numbers such as 4 or 3.5; what is not one is NaN, not an error.
-
-    A scale has few values, so each different word is read once.
-    """
-    starts, ends = cells.starts[:, column], cells.ends[:, column]
-    word = np.zeros(len(starts), dtype=np.uint64)
-    for place in range(min(_WORD, int((ends - starts).max(initial=0)))):
-        inside = starts + place < ends
-        byte = cells.text[np.where(inside, starts + place, 0)].astype(np.uint64)
-        word |= np.where(inside, byte, np.uint64(0)) << np.uint64(8 * place)
-    different, which = np.unique(word, return_inverse=True)
-    read = [_number(int(one).to_bytes(_WORD, "little").rstrip(b"\0")) for one in different]
-    value = np.array(read, dtype=np.float64)[which.reshape(-1)]
-    for line in np.flatnonzero(ends - starts > _WORD):
-        value[line] = _number(cells.block.data[starts[line] : ends[line]])
-    return value
-
-
-def _number(word: bytes) -> float:
-    try:
-        value = float(word)
-    except ValueError:
-        return float("nan")
-    return value
 
 
 def _check(

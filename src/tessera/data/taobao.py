@@ -16,11 +16,11 @@ Tianchi terms: academic, non-commercial use with attribution.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from tessera.data import published
+from tessera.data import published, values
 from tessera.data.clicks import Ints, Log, check, click_data, numbered, with_negatives
 from tessera.data.examples import ClientData
 from tessera.errors import ConfigError
@@ -38,6 +38,7 @@ FIRST: Final = 1_511_539_200  # 25 November 2017, 0:00 in China
 END: Final = 1_512_316_800  # 4 December 2017, 0:00
 
 _NAME: Final = "taobao"
+_WRITTEN: Final = published.written(",", "user", "item", "category", "behaviour", "time")
 
 
 def taobao(
@@ -109,25 +110,24 @@ def taobao(
 
 def _events(path: Path, users: int | None) -> tuple[Ints, ...]:
     """The columns, up to the first event of one user too many: the file is in order of users."""
-    parts: list[tuple[Ints, ...]] = []
-    seen = np.zeros(0, dtype=np.int64)
-    for cells in published.table(path, separator=",", columns=5):
-        part = (
-            *(cells.numbers(column) for column in range(3)),
-            cells.words(3, BEHAVIOURS),
-            cells.numbers(4),
-        )
-        if users is not None:
-            arrivals = np.unique(part[0], return_index=True)
-            new = ~np.isin(arrivals[0], seen)
-            fresh = arrivals[0][new][np.argsort(arrivals[1][new])]
-            seen = np.concatenate([seen, fresh])
-            keep = np.isin(part[0], seen[:users])
-            part = tuple(column[keep] for column in part)
-        parts.append(part)
-        if users is not None and len(seen) > users:
-            break
-    return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+    seen: dict[str, None] = {}
+
+    def enough(batch: Any) -> bool:
+        seen.update(dict.fromkeys(batch.column("user").dictionary_decode().unique().to_pylist()))
+        return users is not None and len(seen) > users
+
+    table, bad = published.table(
+        path, _WRITTEN, _WRITTEN.names, enough=None if users is None else enough
+    )
+    user, item, category = (values.whole(table, n, bad) for n in ("user", "item", "category"))
+    behaviour = values.places(table, "behaviour", BEHAVIOURS, bad)
+    time = values.whole(table, "time", bad)
+    published.refuse(bad)
+    found = user, item, category, behaviour, time
+    if users is None:
+        return found
+    few = np.isin(user, np.array(list(seen)[:users], dtype=np.int64))
+    return tuple(column[few] for column in found)
 
 
 def _extent(path: Path, users: int | None) -> str:

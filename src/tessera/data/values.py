@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -27,6 +28,9 @@ MANY: Final = 16
 """Chunks of a column from which on it is copied into one."""
 PIECE: Final = 1 << 18
 """Rows that are made into text at a time."""
+_WHOLE: Final = r"^-?[0-9]{1,18}$"
+"""Digits that always fit 64 bits."""
+_ABSENT: Final = ("", "NULL")
 _TRUTH: Final = {"true": 1.0, "false": 0.0}
 
 EARLIEST: Final = datetime(1990, 1, 1, tzinfo=UTC).timestamp()
@@ -101,6 +105,66 @@ def is_number(columns: Columns, name: str) -> bool:
     texts = (str(one).strip() for one in _words(columns, name).dictionary.to_pylist())
     values = [_number(text) for text in texts if text.lower() not in NOT_A_VALUE]
     return bool(values) and sum(map(math.isfinite, values)) > 0.9 * len(values)
+
+
+def whole(columns: Columns, name: str, bad: BadLines, *, optional: bool = False) -> Ints:
+    """A column of text as whole numbers; where it is optional, an empty field or NULL is -1."""
+    texts, codes = _texts(columns, name)
+    found, wrong = _integers(texts, absent=_ABSENT if optional else ())
+    bad.add(
+        wrong if codes is None else wrong[codes],
+        lambda row: f"{name!r} is not a whole number: {quoted(columns, name, row)}",
+    )
+    return found if codes is None else found[codes]
+
+
+def places(columns: Columns, name: str, words: Sequence[str], bad: BadLines) -> Ints:
+    """A column of words from a list, as their places in it."""
+    pa = delimited.load()
+    texts, codes = _texts(columns, name)
+    found = _numpy(pa.compute.index_in(texts, value_set=pa.arrow.array(words)), -1).astype(np.int64)
+    found = found if codes is None else found[codes]
+    bad.add(
+        found < 0,
+        lambda row: f"{name!r} is {quoted(columns, name, row)}, not one of {', '.join(words)}",
+    )
+    return found
+
+
+def lists(columns: Columns, name: str, bad: BadLines, separator: str = ",") -> tuple[Ints, Ints]:
+    """A column of joined whole numbers: all of them in a row, and how many each line has."""
+    pa = delimited.load()
+    text = columns.table.column(name).cast(pa.arrow.large_string()).combine_chunks()
+    split = pa.compute.split_pattern(text, separator)
+    found, wrong = _integers(split.flatten())
+    line = _numpy(pa.compute.list_parent_indices(split), 0)
+    faulty = np.zeros(len(columns), dtype=np.bool_)
+    faulty[line[wrong]] = True
+    bad.add(faulty, lambda row: f"{name!r} are not whole numbers: {quoted(columns, name, row)}")
+    return found, _numpy(pa.compute.list_value_length(split), 0).astype(np.int64)
+
+
+def _texts(columns: Columns, name: str) -> tuple[Any, Ints | None]:
+    """The different texts of a column and which of them each row has; or the text of each row."""
+    pa = delimited.load()
+    column = columns.table.column(name)
+    if pa.arrow.types.is_string(column.type):
+        return column.combine_chunks(), None
+    words = _words(columns, name)
+    return words.dictionary, _numpy(words.indices, 0)
+
+
+def _integers(texts: Any, absent: Sequence[str] = ()) -> tuple[Ints, Mask]:
+    """Texts as whole numbers, -1 for what is absent; and which of them are not."""
+    pa = delimited.load()
+    good = pa.compute.match_substring_regex(texts, _WHOLE)
+    kept = pa.compute.if_else(good, texts, pa.arrow.scalar("-1", texts.type))
+    wrong = ~_numpy(good, False)
+    if absent:
+        wrong &= ~_numpy(
+            pa.compute.is_in(texts, value_set=pa.arrow.array(absent, texts.type)), False
+        )
+    return _numpy(kept.cast(pa.arrow.int64()), -1), wrong
 
 
 def _numbers(columns: Columns, name: str, bad: BadLines, what: str) -> Floats:

@@ -7,7 +7,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,7 @@ from tessera.data import interactions
 from tessera.data.alimama import alimama
 from tessera.data.amazon import amazon
 from tessera.data.examples import ClientData
+from tessera.data.interactions import Interactions
 from tessera.data.lastfm import RATINGS
 from tessera.data.mnist import mnist
 from tessera.data.movielens import movielens_1m, movielens_100k, shops_1m
@@ -31,21 +32,7 @@ from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.bound_model import Table
 from tessera.learning.softmax import Softmax
 from tessera.learning.training.settings import LocalTraining
-from tessera.tasks import (
-    kinds as classes,
-)
-from tessera.tasks import (
-    kinds as clicks,
-)
-from tessera.tasks import (
-    kinds as options,
-)
-from tessera.tasks import (
-    kinds as ratings,
-)
-from tessera.tasks import (
-    kinds as words,
-)
+from tessera.tasks import kinds
 from tessera.tasks.task import CentralSettings, PrivateSettings, Recommended, Task
 
 
@@ -61,10 +48,10 @@ class Known:
     summary: str
     title: str
     recommended: Recommended
-    make: Callable[..., Task] = clicks.click_task
-    model: Mapping[str, Any] = field(default_factory=lambda: clicks.CLICK_MODEL)
+    make: Callable[..., Task] = kinds.click_task
+    model: Mapping[str, Any] = field(default_factory=lambda: kinds.CLICK_MODEL)
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    explained: Mapping[str, str] = field(default_factory=lambda: options.CLICKS_EXPLAINED)
+    explained: Mapping[str, str] = field(default_factory=lambda: kinds.CLICKS_EXPLAINED)
     tables: bool = True  # whether its model has any
 
     @property
@@ -132,18 +119,18 @@ def own_names(
     said = {k: v for k, v in sorted(options.items()) if k not in made.model and k != "path"}
     ids = task.data.ids
     people = ids.get("client") or ids.get("user")
-    kinds = {}
+    of_tables = {}
     for parameter, table in task.tables.tables.items():
         if isinstance(table, Table):
             of = [*table.fields, *([task.loss.kind] if isinstance(task.loss, Softmax) else [])]
             kind = next((field for field in of if field in ids), table.fields[0])
-            kinds[parameter.removesuffix(".weight")] = kind
+            of_tables[parameter.removesuffix(".weight")] = kind
     return OwnNames(
         person=str(client) if people is None else people.name(client),
         source=source,
         naming=json.dumps([name, said]),
-        kinds=kinds,
-        names={kind: ids[kind] for kind in kinds.values() if kind in ids},
+        kinds=of_tables,
+        names={kind: ids[kind] for kind in of_tables.values() if kind in ids},
     )
 
 
@@ -152,8 +139,8 @@ def _check_type(name: str, option: str, value: Any, default: Any) -> None:
         raise ConfigError(
             f"task {name!r}: {option} = {value}", hint=f"{option} is 0 to {MOST_NUMBER - 1:,}"
         )
-    kinds: tuple[type, ...] = (int, float) if isinstance(default, float) else (type(default),)
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+    types: tuple[type, ...] = (int, float) if isinstance(default, float) else (type(default),)
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         raise ConfigError(
             f"task {name!r}: {option} = {value!r} is not of type {type(default).__name__}",
             hint=f"such as {option} = {default!r}",
@@ -241,8 +228,7 @@ def _own(
 ) -> ClientData:
     if not path:
         raise ConfigError("task 'interactions' has no path", hint='such as path = "clicks.csv"')
-    return interactions.read(
-        path,
+    how = Interactions(
         user=user,
         item=item,
         client=client or None,
@@ -262,6 +248,7 @@ def _own(
         encoding=encoding or None,
         on_bad=on_bad,
     )
+    return interactions.read(path, how)
 
 
 def from_frame(
@@ -285,16 +272,15 @@ def from_frame(
 
     `frame` is a DataFrame of pandas or polars, an Arrow table, anything with `__arrow_c_stream__`,
     a Hugging Face `Dataset`, or the path of a CSV or Parquet file. `settings` are those of
-    `tessera.data.interactions.read`: dictionary, negatives, history, test_share and so on.
+    `tessera.data.interactions.Interactions`: dictionary, negatives, history, test_share and so on.
     """
-    allowed = inspect.signature(interactions.read).parameters
+    allowed = [one.name for one in fields(Interactions)]
     for setting in settings:
         if setting not in allowed:
             raise ConfigError(
                 f"from_frame has no argument {setting!r}", hint=closest(setting, allowed)
             )
-    data = interactions.read(
-        frame,
+    how = Interactions(
         user=user,
         item=item,
         time=time,
@@ -305,10 +291,11 @@ def from_frame(
         on_bad=on_bad,
         **settings,
     )
+    data = interactions.read(frame, how)
     if not isinstance(frame, str | Path):
         data = replace(data, name=name)
     known = TASKS["interactions"]
-    return clicks.click_task(
+    return kinds.click_task(
         data,
         title=known.title.format(data=data),
         recommended=known.recommended,
@@ -342,9 +329,9 @@ def from_text(
     dictionary; `model` are options of `word_task`: width, hidden, negatives, top.
     """
     for option in model:
-        if option not in words.WORD_MODEL:
+        if option not in kinds.WORD_MODEL:
             raise ConfigError(
-                f"from_text has no argument {option!r}", hint=closest(option, words.WORD_MODEL)
+                f"from_text has no argument {option!r}", hint=closest(option, kinds.WORD_MODEL)
             )
     if not isinstance(texts, Mapping) or not all(
         isinstance(own, Sequence) and not isinstance(own, str) for own in texts.values()
@@ -362,7 +349,7 @@ def from_text(
         facts={"source": "own text", "speakers": f"{len(texts):,}"},
     )
     known = TASKS["speakers-like"]
-    return words.word_task(data, title=f"next word, {name}", recommended=known.recommended, **model)
+    return kinds.word_task(data, title=f"next word, {name}", recommended=known.recommended, **model)
 
 
 FACTORISED: Final = Recommended(
@@ -436,7 +423,7 @@ _SPOKEN: Final = Recommended(
 # tuned (docs/results.md).
 # The others are first guesses.
 _RATED: Final = partial(
-    Known, make=ratings.rating_task, model=ratings.RATING_MODEL, explained=options.RATINGS_EXPLAINED
+    Known, make=kinds.rating_task, model=kinds.RATING_MODEL, explained=kinds.RATINGS_EXPLAINED
 )
 
 TASKS: Final[Mapping[str, Known]] = {
@@ -493,7 +480,7 @@ TASKS: Final[Mapping[str, Known]] = {
         summary="A user's own CSV or Parquet; an option that is empty or 0 is left out.",
         title="own interactions, {data.name}",
         recommended=replace(_SHOP, cohort=20),
-        explained=options.INTERACTIONS_EXPLAINED,
+        explained=kinds.INTERACTIONS_EXPLAINED,
     ),
     "ratings-100k": _RATED(
         read=RATINGS["ratings-100k"],
@@ -531,9 +518,9 @@ TASKS: Final[Mapping[str, Known]] = {
         summary="Plays, a role is a client; which word comes next, by a softmax over all words.",
         title="next word in plays, {data.clients:,} speakers, {data.sizes[word]:,} words",
         recommended=_SPOKEN,
-        make=words.word_task,
-        model=words.WORD_MODEL,
-        explained=options.WORDS_EXPLAINED,
+        make=kinds.word_task,
+        model=kinds.WORD_MODEL,
+        explained=kinds.WORDS_EXPLAINED,
     ),
     "speakers-like": Known(
         read=speakers_like,
@@ -545,18 +532,18 @@ TASKS: Final[Mapping[str, Known]] = {
             cohort=20,
             max_rows=1_000,
         ),
-        make=words.word_task,
-        model=words.WORD_MODEL,
-        explained=options.WORDS_EXPLAINED,
+        make=kinds.word_task,
+        model=kinds.WORD_MODEL,
+        explained=kinds.WORDS_EXPLAINED,
     ),
     "trec": Known(
         read=trec,
         summary="TREC questions and the six kinds of answers they ask for; no tables.",
         title="TREC question classification",
         recommended=_QUESTIONS,
-        make=classes.text_task,
-        model=classes.TEXT_MODEL,
-        explained=options.CLASSES_EXPLAINED,
+        make=kinds.text_task,
+        model=kinds.TEXT_MODEL,
+        explained=kinds.CLASSES_EXPLAINED,
         tables=False,
     ),
     "mnist": Known(
@@ -564,9 +551,9 @@ TASKS: Final[Mapping[str, Known]] = {
         summary="MNIST digits, by the CNN of McMahan et al. 2017; no tables.",
         title="MNIST, {data.clients:,} clients",
         recommended=_DIGITS,
-        make=classes.image_task,
-        model=classes.IMAGE_MODEL,
-        explained=options.CLASSES_EXPLAINED,
+        make=kinds.image_task,
+        model=kinds.IMAGE_MODEL,
+        explained=kinds.CLASSES_EXPLAINED,
         tables=False,
     ),
 }
