@@ -37,9 +37,15 @@ from papers.fedmmf_models import (
     prepared,
 )
 from papers.fedmmf_show import show
-from tessera.audit.ratings.rank import PROPORTIONS, liked, ranking
-from tessera.audit.ratings.recover import recovery
-from tessera.audit.ratings.table import BINS, HitRates, Numbers
+from tessera.audit.ratings.masks import (
+    BINS,
+    PROPORTIONS,
+    HitRates,
+    Numbers,
+    liked,
+    ranking,
+    recovery,
+)
 from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError
 from tessera.plan import Crypto, Sharing

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from tessera import tasks
+from tessera.audit.factors import OpenedFactors, bias_of
 from tessera.audit.finding import Finding
 from tessera.audit.guesses import GuessTrials
 from tessera.audit.knowledge import PublicKnowledge
 from tessera.audit.record import decoded, replays
-from tessera.audit.values import OpenedFactors, ValueAttacks, bias_of
+from tessera.audit.values import ValueAttacks
 from tessera.cli.demo import MAX_ROWS, SHOP
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import RoundAborted

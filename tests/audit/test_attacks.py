@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.audit.history import History, RevealedSets, log_ratio
-from tessera.audit.holders import sole_holder
-from tessera.audit.infer import Ratio
+from tessera.audit.answers import History, Ratio, RevealedSets, log_ratio
 from tessera.audit.intersect import Attended, pinned
-from tessera.audit.population import HolderCounts
+from tessera.audit.row_counts import HolderCounts, sole_holder
 from tessera.ids import ClientId
 from tessera.privacy.index.exposure import (
     Cohort,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from audit import runs
-from tessera.audit.events import Events
 from tessera.audit.finding import Finding, Verdict
 from tessera.audit.record import Record
+from tessera.audit.row_counts import Events
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
 
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from audit import runs
+from tessera.audit.answers import Flips
 from tessera.audit.finding import Finding, Verdict, corrected
-from tessera.audit.flips import Flips
 from tessera.audit.guesses import BEST_GUESS, CONFIDENT_GUESS
-from tessera.audit.naming import (
+from tessera.audit.identification import (
     ATTACKS,
     COUNTS,
     LINKS,
@@ -31,7 +31,7 @@ from tessera.cli import main as cli
 from tessera.ids import ClientId, RoundId
 from tessera.plan import Plan, Scheme, SecurityPlan, UnionPlan
 from tessera.privacy.index.exposure import Holders
-from tessera.privacy.index.naming_simulation import Setting, simulate
+from tessera.privacy.index.identification_forecast import Setting, simulate
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.privacy.index.response import LEVELS
 from tessera.protocols.secagg.messages import RevealedSet

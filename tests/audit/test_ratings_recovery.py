@@ -13,9 +13,15 @@ from scipy import stats
 
 from own_secrets import secret_of
 from tessera.audit.finding import FindingUnit, Verdict, average
-from tessera.audit.ratings.rank import PROPORTIONS, liked, ranking
-from tessera.audit.ratings.recover import LEVELS, recovery, stretched
-from tessera.audit.ratings.table import HitRates
+from tessera.audit.ratings.masks import (
+    LEVELS,
+    PROPORTIONS,
+    HitRates,
+    liked,
+    ranking,
+    recovery,
+    stretched,
+)
 from tessera.data.movielens import ratings_100k
 from tessera.errors import MisuseError
 from tessera.learning.models.masked import MaskTraining, fit

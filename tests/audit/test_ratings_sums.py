@@ -9,9 +9,8 @@ from audit.factors import TRAINING, Rater
 from runs import raters
 from tessera.audit.ratings.gradient import factors_of, gradients
 from tessera.audit.ratings.labels import Labels, Rated
-from tessera.audit.ratings.opened_sums import OpenedSums, initial_factors
-from tessera.audit.ratings.record import RatingRound
-from tessera.audit.ratings.sums import SumRows, alone, linked, mixtures
+from tessera.audit.ratings.record import RatingRound, SumRows
+from tessera.audit.ratings.sums import OpenedSums, alone, initial_factors, linked, mixtures
 from tessera.ids import ClientId, RoundId
 from tessera.plan import Plan, TablePlan
 from tessera.runs.training import complete

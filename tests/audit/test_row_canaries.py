@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.audit.canary_findings import canary_findings, left_to
+from tessera.audit.canary_findings import canary_findings, left_to, observe_rows
 from tessera.audit.canary_training import claimed
-from tessera.audit.row_canaries import observe_rows
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan import (

@@ -10,7 +10,7 @@ import pytest
 from rounds.two_server.test_top import task
 from simulation import test_top as dense
 from tessera import simulate
-from tessera.audit import selected, two_server
+from tessera.audit import in_the_clear, two_server
 from tessera.audit.finding import Finding, Verdict
 from tessera.audit.record import Record
 from tessera.audit.suite import report
@@ -60,13 +60,13 @@ def test_both_servers_together_read_them(tmp_path, monkeypatch):
     for round_id, seen, helpers in record.entries_of_both():
         ours = leader_view(record.plan, round_id, seen)
         theirs = helper_view(record.plan, round_id, helpers, record.box_key, {})
-        places = selected.selected_places(ours, theirs)
+        places = two_server.selected_places(ours, theirs)
         assert sorted(p.tolist() for p in places.values()) == sorted(told[int(round_id)])
     both = {v.whose: v for v in (ours, theirs)}
 
     def together(layout, public, seed, context, table, whose, rows):
         spec = next(s for s in ours.params.tables if s.table == table)
-        shares = [selected.shares_at(v, spec, context.client, rows) for v in both.values()]
+        shares = [two_server.shares_at(v, spec, context.client, rows) for v in both.values()]
         return np.abs(ours.params.group.add(*shares).astype(float)).sum(axis=1)
 
     monkeypatch.setattr(two_server, "_share", together)
@@ -78,5 +78,5 @@ def test_both_servers_together_read_them(tmp_path, monkeypatch):
 
 def test_in_the_open_they_are_read(tmp_path):
     outcome = found(recorded(tmp_path / "run", scheme="fedavg"))
-    read = outcome[selected.READ]
+    read = outcome[in_the_clear.SELECTED_READ]
     assert read.measured == 1.0 and read.trials > 100 and read.verdict is Verdict.UNCLAIMED

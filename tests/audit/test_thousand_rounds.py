@@ -13,7 +13,7 @@ import pytest
 from audit import runs
 from tessera.audit import suite
 from tessera.audit.finding import Finding, Verdict
-from tessera.audit.naming import ATTACKS
+from tessera.audit.identification import ATTACKS
 from tessera.audit.record import Record
 
 pytestmark = pytest.mark.slow

@@ -14,10 +14,10 @@ from rounds.population import federation, plan
 from tessera.audit import two_server
 from tessera.audit.finding import Finding, Verdict
 from tessera.audit.guesses import BEST_GUESS
-from tessera.audit.key_periods import ABSENT, REKEYED
-from tessera.audit.naming import LINKS, PARTICIPATION
+from tessera.audit.identification import LINKS, PARTICIPATION
 from tessera.audit.record import Record
 from tessera.audit.suite import report
+from tessera.audit.two_server import ABSENT, REKEYED
 from tessera.audit.two_server_view import helper_view, leader_view
 from tessera.cli import main as cli
 from tessera.crypto import dpf

@@ -18,7 +18,7 @@ from tessera.cli.format import warn_if_slow
 from tessera.crypto import kernel
 from tessera.plan import Plan, Scheme
 from tessera.plan.reference import example_plan
-from tessera.privacy.index import exposure, naming_simulation
+from tessera.privacy.index import exposure, identification_forecast
 from tessera.rounds.events import RoundFinished
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.forecast.forecast import break_even
@@ -60,8 +60,8 @@ def extended(text: str, extra: str) -> str:
 @pytest.fixture(autouse=True)
 def few_rows_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """How likely a holder is named has tests of its own (`test_naming_command.py`)."""
-    monkeypatch.setattr(naming_simulation, "WORK", 1)
-    monkeypatch.setattr(naming_simulation, "FEW_ROWS", 5)
+    monkeypatch.setattr(identification_forecast, "WORK", 1)
+    monkeypatch.setattr(identification_forecast, "FEW_ROWS", 5)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from tessera.cli.format import parse_holders
 from tessera.cli.privacy import privacy
 from tessera.errors import ConfigError
-from tessera.privacy.index import naming_simulation
+from tessera.privacy.index import identification_forecast
 
 app = typer.Typer()
 app.command()(privacy)
@@ -22,8 +22,8 @@ HOLDERS = "1=0.867,2=0.110,3=0.023"
 @pytest.fixture(autouse=True)
 def few_rows_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """How likely a holder is named has tests of its own (`test_naming_command.py`)."""
-    monkeypatch.setattr(naming_simulation, "WORK", 1)
-    monkeypatch.setattr(naming_simulation, "FEW_ROWS", 5)
+    monkeypatch.setattr(identification_forecast, "WORK", 1)
+    monkeypatch.setattr(identification_forecast, "FEW_ROWS", 5)
 
 
 def run(*arguments: str) -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tessera.errors import MisuseError
 from tessera.privacy.index.bound import CONDITIONS, Promise, in_words, naming_bound
 from tessera.privacy.index.exposure import TAOBAO, Holders
-from tessera.privacy.index.naming import pack, posterior
+from tessera.privacy.index.posterior import pack, posterior
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tessera.errors import MisuseError
 from tessera.privacy.index import holder_sets
 from tessera.privacy.index.exposure import TAOBAO, Holders, epsilon_after
-from tessera.privacy.index.naming import (
+from tessera.privacy.index.identification_forecast import Setting, simulate, transcripts, within
+from tessera.privacy.index.posterior import (
     best_guesses,
     chance_of_guess,
     log_ratio_table,
@@ -23,7 +24,6 @@ from tessera.privacy.index.naming import (
     rate,
     size_prior,
 )
-from tessera.privacy.index.naming_simulation import Setting, simulate, transcripts, within
 from tessera.privacy.index.response import LEVELS, IndexPrivacy, Perturbation
 
 ONE_STAGE = IndexPrivacy(p1=5 / 8, p2=3 / 8, p3=1.0, p4=0.0)  # CPP4's p5 and p6

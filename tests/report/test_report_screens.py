@@ -24,7 +24,7 @@ from papers import fedmmf_page as fedmmf
 from papers.cells import Cell
 from papers.fedmmf import GAINS, PAPER, TABLE_2
 from report import folders
-from tessera.audit.ratings.table import BINS
+from tessera.audit.ratings.masks import BINS
 from tessera.report import page as report
 
 BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome")

@@ -19,7 +19,7 @@ from papers.fedmmf_claims import FAILS, HOLDS, IN_PART, claims
 from papers.fedmmf_models import ML1M, ML100K, UA, Bench, RatingSource
 from papers.fedmmf_show import show
 from reproduce import films
-from tessera.audit.ratings.rank import ranking
+from tessera.audit.ratings.masks import ranking
 from tessera.cli import main as cli
 from tessera.plan import Scheme
 

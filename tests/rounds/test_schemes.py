@@ -16,7 +16,7 @@ from tessera.cli import init as init_command
 from tessera.cli import main as cli
 from tessera.errors import ConfigError
 from tessera.plan import Plan, PrivacyPlan, Scheme, TaskPlan, UnionPlan
-from tessera.privacy.index import naming_simulation as naming_draws
+from tessera.privacy.index import identification_forecast as naming_draws
 from tessera.report import page
 from tessera.report.figures import RunFigures
 from tessera.report.sections import costs, safety, summary

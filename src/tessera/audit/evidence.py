@@ -1,4 +1,4 @@
-"""Evidence: what an observer has of a transcript, as `privacy/index/naming.py` weighs it.
+"""Evidence: what an observer has of a transcript, as `privacy/index/posterior.py` weighs it.
 
 A *channel* says for each row whether a holder was active: in a row's count or movement those are
 the clients in its sum, in a union all that were present. An observer is the server, or one curious
@@ -20,7 +20,7 @@ from tessera.audit.transcript import Bits, ByClient, Clients, Meeting
 from tessera.ids import ClientId, RoundId
 from tessera.plan import Plan
 from tessera.privacy.index.exposure import Holders
-from tessera.privacy.index.naming import Floats, log_ratio_table, pack, posterior, size_prior
+from tessera.privacy.index.posterior import Floats, log_ratio_table, pack, posterior, size_prior
 
 CHUNK: Final = 1 << 26
 """Bits of evidence that are weighed at a time, about."""

@@ -1,8 +1,8 @@
 """Rows in the clear: whose they are stands in the messages, and the server reads it.
 
 Under `submodel` a client names its rows. Under `fedavg` it sends a whole model, whose rows are zero
-wherever it has no example. Neither scheme claims anything: the attack says how much there is to
-read.
+wherever it has no example. With `[update] top` a message has the places of a client's largest
+changes in it. None of this is claimed to be hidden: the attacks say how much there is to read.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tessera.learning.tables.arrays import Ids
 from tessera.plan import Plan
 from tessera.protocols.plain import PlainInput, PlainRows, SparsePlainInput
 
+SELECTED_READ: Final = "places selected: read by the server"
 READ: Final = "in the clear: a client's rows, read by the server"
 EVERYTHING: Final = (
     "the server reads everything: every client's rows and its update of each. The scheme hides "
@@ -81,3 +82,30 @@ class ClearRows:
             if not t.derived_from:
                 found.append(sent[part.any(axis=1)] + np.uint64(plan.offsets[t.name]))
         return np.concatenate(found)
+
+
+@dataclass(slots=True)
+class OpenSelections:
+    """What a server reads of a selection that is sent in the clear; takes rounds in order."""
+
+    plan: Plan
+    _read: ClusteredTrials = field(default_factory=ClusteredTrials)
+
+    def take(self, messages: Iterable[Any]) -> None:
+        """All messages of a round, as the server has them."""
+        dense, words = self.plan.model.dense, self.plan.stages[-1].dense
+        for m in messages:
+            if isinstance(m, SparsePlainInput):
+                count = int(np.count_nonzero(m.places < dense))
+            elif isinstance(m, PlainInput):  # zeros and all
+                count = int(np.count_nonzero(self.plan.ring.unpack(m.dense, words)[:dense]))
+            else:
+                continue
+            self._read.add(int(m.sender), count, count)
+
+    def findings(self) -> list[Finding]:
+        meaning = (
+            "where a client's largest changes are stands in its message. Nothing is promised in "
+            "the clear; between two servers neither can tell"
+        )
+        return [self._read.finding(SELECTED_READ, claimed=1.0, meaning=meaning)]

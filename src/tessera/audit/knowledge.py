@@ -26,7 +26,7 @@ from tessera.learning.bound_model import BoundModel
 from tessera.learning.tables.own_rows import first_rows
 from tessera.learning.training.local import drawn
 from tessera.plan import Plan
-from tessera.privacy.index.naming import Floats
+from tessera.privacy.index.posterior import Floats
 from tessera.tasks import Task
 
 

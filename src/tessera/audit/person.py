@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tessera.audit.evidence import Circle
+from tessera.audit.identification import LINKS, NamingAttacks
 from tessera.audit.in_the_clear import ClearRows
-from tessera.audit.naming import LINKS, NamingAttacks
 from tessera.audit.record import Truth, decoded, replays
 from tessera.audit.two_server_view import leader_view
 from tessera.ids import ClientId, RoundId
 from tessera.learning.tables.arrays import Ids
 from tessera.plan import Plan
-from tessera.privacy.index.naming import DIGITS, NAMED, Floats, chance_of_guess
+from tessera.privacy.index.posterior import DIGITS, NAMED, Floats, chance_of_guess
 from tessera.rounds import schemes
 from tessera.simulation.views import ViewEntry
 

@@ -13,23 +13,22 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from tessera.audit.dropout import LateDropouts
-from tessera.audit.events import Events
+from tessera.audit.answers import Flips, Inference
 from tessera.audit.finding import Finding, corrected
-from tessera.audit.flips import Flips
-from tessera.audit.holders import SoleHolders
-from tessera.audit.in_the_clear import ClearRows
-from tessera.audit.infer import Inference
+from tessera.audit.identification import NamingAttacks
+from tessera.audit.in_the_clear import ClearRows, OpenSelections
 from tessera.audit.intersect import Intersection
-from tessera.audit.key_periods import KeyPeriodLists
-from tessera.audit.naming import NamingAttacks
 from tessera.audit.ratings.labels import Labels
-from tessera.audit.ratings.opened_sums import OpenedSums, initial_factors
 from tessera.audit.ratings.plain_uploads import PlainUploads
 from tessera.audit.ratings.record import rating_round
+from tessera.audit.ratings.sums import OpenedSums, initial_factors
 from tessera.audit.record import Record, RoundView
-from tessera.audit.selected import OpenSelections, selected_places
-from tessera.audit.two_server import TwoServerAttacks
+from tessera.audit.row_counts import Events, LateDropouts, SoleHolders
+from tessera.audit.two_server import (
+    KeyPeriodLists,
+    TwoServerAttacks,
+    selected_places,
+)
 from tessera.audit.two_server_view import helper_view, leader_view
 from tessera.audit.unmasking import KeptShares, LoneRows
 from tessera.audit.values import AttackerKnowledge, ValueAttacks

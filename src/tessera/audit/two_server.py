@@ -18,23 +18,91 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.audit.finding import ClusteredTrials, Finding
 from tessera.audit.record import Truth
-from tessera.audit.selected import Selected, cuts_of, looked_at
 from tessera.audit.two_server_view import LEADER, PARTIES, TwoServerView
 from tessera.crypto import dpf
 from tessera.crypto.cuckoo import Layout
+from tessera.crypto.group import Words
 from tessera.crypto.secret import Secret
-from tessera.ids import ClientId, TableId
+from tessera.ids import ClientId, RoundId, TableId
 from tessera.plan import Plan
 from tessera.protocols.two_server.messages import Purpose
 from tessera.protocols.two_server.params import TwoServerTable
 from tessera.protocols.two_server.reports import ReportContext
+
+# --- selected places ------------------------------------------------------------------------------
+#
+# Where a client's largest changes are (`[update] top`) follows from both shares together. Here both
+# are put together to know the truth, which each server's own attack is then scored with.
+
+
+Places = npt.NDArray[np.int64]
+Selected = Mapping[tuple[ClientId, TableId], Places]
+
+MOST: Final = 20_000
+"""Places of a cut that are looked at, the first ones: they are all alike."""
+
+
+def cuts_of(view: TwoServerView) -> list[TwoServerTable]:
+    """The tables of a round that are cuts of the dense part."""
+    return [spec for spec in view.params.tables if spec.table >= len(view.plan.tables)]
+
+
+def looked_at(spec: TwoServerTable) -> Places:
+    return np.arange(min(spec.rows, MOST))
+
+
+def selected_places(leader: TwoServerView, helper: TwoServerView) -> dict[Any, Places]:
+    """What every client wrote of each cut, from both servers' shares: for scoring only."""
+    found = {}
+    for spec in cuts_of(leader):
+        rows = looked_at(spec)
+        for client in leader.received[Purpose.WRITE]:
+            if client not in helper.received[Purpose.WRITE]:
+                continue
+            ours, theirs = (shares_at(view, spec, client, rows) for view in (leader, helper))
+            if ours is not None and theirs is not None:
+                total = leader.params.group.add(ours, theirs)
+                found[client, TableId(spec.table)] = rows[total.any(axis=1)]
+    return found
+
+
+def shares_at(
+    view: TwoServerView, spec: TwoServerTable, client: ClientId, rows: Places
+) -> Words | None:
+    """One server's share of what a client wrote in these rows, (rows, words)."""
+    if spec.writes_dense:
+        plain = view.plain(client, spec)
+        return None if plain is None else plain[rows]
+    table, group = TableId(spec.table), view.params.group
+    keys, layout = view.received[Purpose.WRITE][client], view.layouts.writing[table]
+    at = next((i for i, b in enumerate(keys.public) if b.startswith(layout.forest.digest)), None)
+    if at is None:
+        return None
+    part = keys.public[at][: layout.forest.public_bytes]  # and not what it is checked by
+    public = dpf.PublicKeys.from_bytes(layout.forest, part)
+    own = dpf.ServerKeys.of(
+        public,
+        Secret(keys.seeds[at]),
+        party=PARTIES[view.whose],
+        report_id=view.report_context(client, Purpose.WRITE).table_id(table),
+    )
+    bins, places = layout.table.chosen[rows], layout.table.positions[rows]
+    values = dpf.evaluate_points(own, bins.reshape(-1), places.reshape(-1))
+    each = values.reshape(len(rows), bins.shape[1], spec.words)
+    total = group.zeros((len(rows), spec.words))
+    for way in range(bins.shape[1]):
+        total = group.add(total, each[:, way])
+    return total
+
+
+# --- keys and opened sums -------------------------------------------------------------------------
 
 Scores = npt.NDArray[np.float64]
 
@@ -261,3 +329,66 @@ def _public(layout: Layout, public: dpf.PublicKeys, rows: npt.NDArray[np.int64])
     """The last corrections of the three bins of every row."""
     finals = public.finals[layout.forest.tree[layout.table.chosen[rows]]]
     return np.asarray(finals.reshape(len(rows), -1).astype(np.float64).mean(axis=1))
+
+
+# --- key periods ----------------------------------------------------------------------------------
+
+
+ABSENT: Final = "key period: rows of whoever is missing in a later round show"
+REKEYED: Final = "key period: rows of whoever came or went at a re-keying show"
+
+
+@dataclass(slots=True)
+class KeyPeriodLists:
+    """Lists that differ where keys last: whoever is on one of two and not on the other is exposed.
+
+    In a key period a client writes the same rows in every round, and sums are exact. Between two
+    rounds whose lists differ, the rows of the difference move: in a period with `absent = "allow"`,
+    and where new keys are made over another list than the last. Takes rounds in order, as the
+    leader has them.
+    """
+
+    plan: Plan
+    truth: Truth = field(repr=False)
+    _period: RoundId | None = None
+    _first: frozenset[ClientId] = frozenset()
+    _absent: ClusteredTrials = field(default_factory=ClusteredTrials)
+    _rekeyed: ClusteredTrials = field(default_factory=ClusteredTrials)
+
+    def take(self, view: TwoServerView) -> None:
+        listed = frozenset(view.included)
+        if not listed:
+            return
+        if view.header.epoch:
+            self._count(self._absent, view, self._first, self._first - listed)
+            return
+        if self._period is not None:
+            self._count(self._rekeyed, view, self._first | listed, self._first ^ listed)
+        self._period, self._first = view.header.period, listed
+
+    def _count(
+        self,
+        trials: ClusteredTrials,
+        view: TwoServerView,
+        everybody: frozenset[ClientId],
+        shown: frozenset[ClientId],
+    ) -> None:
+        """A row counts for each client that has it."""
+        rows = {c: len(self.truth[c]) for c in everybody}
+        trials.add(int(view.round_id), sum(rows[c] for c in shown), sum(rows.values()))
+
+    def findings(self) -> list[Finding]:
+        refuses = self.plan.two_server.absent.value == "refuse"
+        absent = self._absent.finding(
+            ABSENT,
+            claimed=0.0 if refuses else 1.0,
+            meaning="of the rows of clients with keys in later rounds, those of clients that are "
+            "missing in the sum: they are in one of two exact sums and not in the other",
+        )
+        rekeyed = self._rekeyed.finding(
+            REKEYED,
+            claimed=1.0,
+            meaning="of the rows of clients on two lists one after the other, those of clients on "
+            "one of them alone. Nothing is promised against that",
+        )
+        return [replace(each, attacker="either server") for each in (absent, rekeyed)]

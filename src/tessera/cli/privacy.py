@@ -31,7 +31,7 @@ from tessera.privacy.dp.guarantee import INDEX_SCOPE, OF_THE_ANSWERS, json_numbe
 from tessera.privacy.index import exposure, known_rows
 from tessera.privacy.index.bound import Promise
 from tessera.privacy.index.exposure import LATER, TAOBAO, Cohort
-from tessera.privacy.index.naming_simulation import MOST_ROWS, NamingForecast, Setting, within
+from tessera.privacy.index.identification_forecast import MOST_ROWS, NamingForecast, Setting, within
 from tessera.privacy.index.response import LEVELS, IndexPrivacy
 from tessera.report.numbers import count, epsilon, percent, probability, share, size
 from tessera.report.sections.safety import PRESETS, not_covered

@@ -11,11 +11,8 @@ import numpy.typing as npt
 from tessera.audit.finding import ClusteredTrials, Finding, FindingUnit, average
 from tessera.audit.ratings.gradient import Floats, Profile, on_scale
 from tessera.audit.ratings.labels import Labels, Rated
-from tessera.audit.ratings.rank import PROPORTIONS, liked, ranking
+from tessera.audit.ratings.masks import BINS, PROPORTIONS, HitRates, best, liked, ranking, recovery
 from tessera.audit.ratings.record import RatingRound
-from tessera.audit.ratings.recover import recovery
-from tessera.audit.ratings.table import BINS, HitRates
-from tessera.audit.ratings.unmask import best
 from tessera.ids import ClientId, RoundId
 from tessera.learning.rating_models import mask_penalties
 from tessera.learning.training.settings import LocalTraining

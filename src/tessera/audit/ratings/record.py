@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.audit.ratings.gradient import Floats, Upload
-from tessera.audit.ratings.sums import SumRows
 from tessera.audit.record import RoundView, unmasked_clients
 from tessera.ids import ClientId, RoundId
 from tessera.learning.compression import signed
 from tessera.learning.rating_models import ITEMS
 from tessera.learning.tables.arrays import Ids
+from tessera.learning.training.settings import LocalTraining
 from tessera.plan import Plan
 from tessera.protocols.machine import RoundOutcome, RoundOver
 from tessera.protocols.plain import PlainInput, PlainRows
@@ -24,6 +24,25 @@ from tessera.rounds.messages import Download
 from tessera.simulation.views import ViewEntry
 
 Words = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SumRows:
+    """Rows of one opened sum: the values sent, the mean delta, and the number of ratings.
+
+    `quantum` is the distance of two neighbouring levels of what clients send.
+    """
+
+    round_id: int
+    items: Ids = field(repr=False)
+    rows: Floats = field(repr=False)  # (n, k + 1)
+    means: Floats = field(repr=False)
+    counts: npt.NDArray[np.int64] = field(repr=False)
+    quantum: float
+
+    def noise(self, training: LocalTraining) -> float:
+        """How far rounding may put one coordinate of one rating's e p, as a standard deviation."""
+        return 0.5 * self.quantum / (training.rate_in(self.round_id) * training.table_rate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Final
 
 from tessera.plan import Plan
 from tessera.privacy.index.exposure import Holders
-from tessera.privacy.index.naming_simulation import MOST_ROWS, NamingForecast, Setting
+from tessera.privacy.index.identification_forecast import MOST_ROWS, NamingForecast, Setting
 from tessera.privacy.index.response import LEVELS, IndexPrivacy
 from tessera.rounds import schemes
 from tessera.rounds.forecast.forecast import Forecast

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tessera.errors import MisuseError
 from tessera.privacy.index.bound import Promise, in_words
 from tessera.privacy.index.exposure import Holders, hypergeometric
-from tessera.privacy.index.naming import (
+from tessera.privacy.index.posterior import (
     Bits,
     Floats,
     Indices,

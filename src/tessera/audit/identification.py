@@ -1,6 +1,6 @@
 """Naming: whose a row is, from everything that all rounds of a run show.
 
-Four attacks, each as good as `privacy/index/naming.py` makes it:
+Four attacks, each as good as `privacy/index/posterior.py` makes it:
 
 - *counts against answers*, by the server. A count is positive exactly if a holder is in its sum, so
   that over the rounds the counts of a row copy its holder's own answers and presence.
@@ -27,19 +27,17 @@ from typing import Final
 import numpy as np
 
 from tessera.audit import evidence
-from tessera.audit.claims import BY_LOT, Claims, has_level
 from tessera.audit.evidence import Circle, circles
 from tessera.audit.finding import Finding
-from tessera.audit.guesses import BY_BOUND, CLIENT, GuessTrials
-from tessera.audit.links import Indices, common_holders
+from tessera.audit.guesses import BY_BOUND, BY_LOT, CLIENT, Claims, GuessTrials, has_level
 from tessera.audit.record import RoundView, Truth
-from tessera.audit.transcript import Meeting, Transcript
+from tessera.audit.transcript import Indices, Meeting, Transcript, common_holders
 from tessera.audit.two_server import EITHER
 from tessera.audit.two_server_view import TwoServerView
 from tessera.ids import SERVER, ClientId
 from tessera.learning.tables.arrays import Ids
 from tessera.plan import Plan
-from tessera.privacy.index.naming import Floats
+from tessera.privacy.index.posterior import Floats
 from tessera.rounds import schemes
 from tessera.rounds.schemes import Rows
 
