@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import httpx
-
 from services import zygote
+from services.asking import content, send
 from services.tap import Tap
 from tessera.cli.main import main
 from tessera.ids import HELPER, SERVER, ClientId, Party
@@ -214,9 +213,7 @@ class Deployment:
         raise AssertionError(f"not at the end in time\n{self.log(SERVER)}")
 
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = httpx.get(
-            f"http://127.0.0.1:{self.port}/status", trust_env=False, timeout=10
-        ).json()
+        found: dict[str, Any] = content(send("GET", f"http://127.0.0.1:{self.port}/status"))
         return found
 
     def until(self, condition: Callable[[dict[str, Any]], bool], seconds: float = 60.0) -> Any:
@@ -227,7 +224,7 @@ class Deployment:
                 status = self.status()
                 if condition(status):
                     return status
-            except httpx.HTTPError:
+            except OSError:
                 pass
             time.sleep(0.02)
         raise AssertionError(f"not in time: {self.log(SERVER)}")

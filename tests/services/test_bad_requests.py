@@ -24,11 +24,10 @@ from typing import Any, Final
 
 import pytest
 
-if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "httpx")):
+if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "h11")):
     pytest.skip("the extra `http` is not installed", allow_module_level=True)
 
-import httpx
-
+from services.asking import content, send
 from services.processes import Deployment
 from services.test_services import plan, simulated
 from tessera.cli.main import main
@@ -96,50 +95,45 @@ class Sender:
         if change is not None:
             change(headers)
         sent = more.pop("sent", body)
-        return httpx.request(
-            method, self.url + target, content=sent or None, headers=headers, trust_env=False
-        )
+        return send(method, self.url + target, headers, sent)
 
 
 def test_an_unsigned_request_is_401(live: Deployment) -> None:
-    answer = httpx.get(f"http://127.0.0.1:{live.port}/v1/standing?after=-1", trust_env=False)
-    assert answer.status_code == 401
+    answer = send("GET", f"http://127.0.0.1:{live.port}/v1/standing?after=-1")
+    assert answer.status == 401
 
 
 def test_a_wrong_signature_time_nonce_or_bundle_is_401(live: Deployment) -> None:
     client, target = Sender(live, ClientId(0)), "/v1/messages?round=0&received=0"
-    assert client.send("POST", target).status_code in (200, 204)
+    assert client.send("POST", target).status in (200, 204)
     stranger = SigningKey.from_secret(SystemEntropy().secret("test"))
-    assert Sender(live, ClientId(0), stranger).send("POST", target).status_code == 401
+    assert Sender(live, ClientId(0), stranger).send("POST", target).status == 401
     for change in (
         lambda h: h.update({TIME: f"{time.time() - 600:.3f}"}),
         lambda h: h.update({NONCE: "00" * 16}),
         lambda h: h.update({SIGNATURE: "zz"}),
         lambda h: h.pop(SIGNATURE),
     ):
-        assert client.send("POST", target, change=change).status_code == 401
-    assert client.send("POST", target, bundle=b"another bundle").status_code == 401
+        assert client.send("POST", target, change=change).status == 401
+    assert client.send("POST", target, bundle=b"another bundle").status == 401
 
 
 def test_a_request_that_is_sent_again_is_401(live: Deployment) -> None:
     client, target = Sender(live, ClientId(0)), "/v1/messages?round=0&received=0"
     headers = client.headers("POST", target)
-    first, second = (
-        httpx.post(client.url + target, headers=headers, trust_env=False).status_code
-        for _ in range(2)
-    )
+    first, second = (send("POST", client.url + target, headers).status for _ in range(2))
     assert first in (200, 204) and second == 401
 
 
 def test_a_party_without_a_part_is_403(live: Deployment) -> None:
     answer = Sender(live, HELPER).send("GET", "/v1/standing?after=-1")
-    assert answer.status_code == 403, "this scheme has one server"
+    assert answer.status == 403, "this scheme has one server"
 
 
 def test_another_body_than_was_signed_is_401_and_changes_nothing(live: Deployment) -> None:
     target = "/v1/messages?round=0&received=0&first=9"
     client = Sender(live, ClientId(0))
-    assert client.send("POST", target, b"signed", sent=b"sent!!").status_code == 401
+    assert client.send("POST", target, b"signed", sent=b"sent!!").status == 401
 
 
 def test_an_oversized_request_is_413_before_its_body_is_read(live: Deployment) -> None:
@@ -164,31 +158,31 @@ def test_a_number_that_was_taken_gets_its_answer_and_other_bytes_409(live: Deplo
     client = Sender(live, ClientId(1))
     target = f"/v1/messages?round={round_id}&received=0&first={number}"
     again = client.send("POST", target, requests.pack([Numbered(number, body)]))
-    assert again.status_code in (200, 204) and int(again.headers[RECEIVED]) >= number
+    assert again.status in (200, 204) and int(again.headers[RECEIVED]) >= number
     other = requests.pack([Numbered(number, body + b"\0")])
-    assert client.send("POST", target, other).status_code == 409
+    assert client.send("POST", target, other).status == 409
     gap = "/v1/messages?round=0&received=0&first=77"
     refused = client.send("POST", gap, requests.pack([Numbered(77, b"too early")]))
-    assert refused.status_code == 409 and "is the next" in refused.json()["error"]
+    assert refused.status == 409 and "is the next" in content(refused)["error"]
 
 
 def test_nonsense_is_400(live: Deployment) -> None:
     client = Sender(live, ClientId(0))
     for target in ("/v1/messages?round=x&received=0", "/v1/messages"):
-        assert client.send("POST", target).status_code == 400
-    assert client.send("GET", "/v1/standing?after=-9").status_code == 400
+        assert client.send("POST", target).status == 400
+    assert client.send("GET", "/v1/standing?after=-9").status == 400
     target = "/v1/messages?round=0&received=0&first=9"
     for body in (b"\0", b"\0\0\0\x09short", b"\0\0\0\0" * (requests.MOST_MESSAGES + 1)):
-        assert client.send("POST", target, body).status_code == 400
+        assert client.send("POST", target, body).status == 400
     target = "/v1/messages?round=0&received=0"
-    assert client.send("POST", target, requests.pack([Numbered(1, b"x")])).status_code == 400
+    assert client.send("POST", target, requests.pack([Numbered(1, b"x")])).status == 400
 
 
 def test_a_round_that_is_not_there_is_410_or_409(live: Deployment) -> None:
     client, target = Sender(live, ClientId(0)), "/v1/messages?round=7&received=0"
-    assert client.send("POST", target).status_code == 410
+    assert client.send("POST", target).status == 410
     body = requests.pack([Numbered(1, b"x")])
-    assert client.send("POST", f"{target}&first=1", body).status_code == 409
+    assert client.send("POST", f"{target}&first=1", body).status == 409
 
 
 def test_a_request_that_never_ends_is_closed_at_its_deadline(live: Deployment) -> None:
@@ -215,7 +209,7 @@ def test_a_request_that_never_ends_is_closed_at_its_deadline(live: Deployment) -
 
 def test_healthz_answers_and_status_has_no_payload(live: Deployment) -> None:
     url = f"http://127.0.0.1:{live.port}"
-    assert httpx.get(f"{url}/healthz", trust_env=False).json() == {"ok": True}
+    assert content(send("GET", f"{url}/healthz")) == {"ok": True}
     status = live.status()
     assert status["round"] == 0 and status["missing"] >= 1 and status["deadline"] > 0
     assert main(["status", url, "--json"]) == 0
@@ -279,24 +273,24 @@ def test_what_was_signed_for_another_session_is_401(live: Deployment) -> None:
     client, target = Sender(live, ClientId(0)), "/v1/messages?round=0&received=0"
     client.session = "00" * 16
     answer = client.send("POST", target)
-    assert answer.status_code == 401 and "another session" in answer.json()["error"]
+    assert answer.status == 401 and "another session" in content(answer)["error"]
     client.session = answer.headers[SESSION]
-    assert client.send("POST", target).status_code in (200, 204)
+    assert client.send("POST", target).status in (200, 204)
 
 
 def test_who_claims_more_than_it_was_sent_is_409_and_ends_nobodys_round(live: Deployment) -> None:
     answer = Sender(live, ClientId(0)).send("POST", "/v1/messages?round=0&received=99")
-    assert answer.status_code == 409
+    assert answer.status == 409
     assert live.status()["phase"] != "between rounds"
 
 
 def test_one_sender_has_few_requests_at_a_time(live: Deployment) -> None:
     client = Sender(live, ClientId(0))
-    sent = client.send("GET", "/v1/standing?after=-1&again=1").json()["sent"]
+    sent = content(client.send("GET", "/v1/standing?after=-1&again=1"))["sent"]
     target = f"/v1/messages?round=0&received={sent}"
     with ThreadPoolExecutor(MOST_OF_ONE + 4) as many:
         found = Counter(
-            many.map(lambda _: client.send("POST", target).status_code, range(MOST_OF_ONE + 4))
+            many.map(lambda _: client.send("POST", target).status, range(MOST_OF_ONE + 4))
         )
     assert found[429] > 0 and found[204] > 0
 
@@ -324,7 +318,7 @@ def test_who_does_not_read_keeps_nobody_from_reading(live: Deployment) -> None:
             line = lines.enter_context(socket.create_connection(("127.0.0.1", live.port), 20))
             head = "".join(f"{k}: {v}\r\n" for k, v in client.headers("POST", target).items())
             line.sendall(f"POST {target} HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode())
-        assert Sender(live, ClientId(1)).send("POST", target).status_code in (200, 204)
+        assert Sender(live, ClientId(1)).send("POST", target).status in (200, 204)
 
 
 def test_a_full_disk_is_no_step_and_nothing_is_sent(live: Deployment) -> None:
@@ -359,7 +353,7 @@ def test_the_honest_clients_were_not_disturbed(live: Deployment) -> None:
     os.kill(live.running[ABSENT].pid or 0, signal.SIGCONT)
     ended = live.until(lambda status: (status["round"] or 0) >= 1)["rounds"][-1]
     answer = Sender(live, ClientId(0)).send("POST", "/v1/messages?round=0&received=99")
-    assert answer.status_code == 410 and answer.json() == {
+    assert answer.status == 410 and content(answer) == {
         key: ended[key] for key in ("outcome", "reason", "survivors", "excluded")
     }
     live.wait(60)

@@ -14,9 +14,8 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
-import httpx
-
 from rounds.population import plan
+from services.asking import MemoryConnection, content
 from services.service_lab import Lab
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.keys import SigningKey
@@ -206,17 +205,16 @@ def test_while_a_journal_loads_everybody_is_told_to_come_again(lab: Lab) -> None
     leader = LeaderApp(loading, checker, lambda: pytest.fail("nothing is read"), SLOW)
 
     async def ask() -> None:
-        transport = httpx.ASGITransport(create_app(leader))
-        async with httpx.AsyncClient(transport=transport, base_url="http://leader") as http:
-            for method, target in (
-                ("GET", "/v1/standing?after=-1"),
-                ("POST", "/v1/messages?round=0&received=0"),
-            ):
-                about = (key, ClientId(0), b"b" * 32, method, target, b"", checker.session)
-                answer = await http.request(method, target, headers=signed_headers(*about))
-                assert answer.status_code == 503 and answer.headers["Retry-After"]
-            assert (await http.get("/healthz")).json() == {"ok": True}
-            assert (await http.get("/status")).json()["phase"] == "loading"
+        connection = MemoryConnection(create_app(leader))
+        for method, target in (
+            ("GET", "/v1/standing?after=-1"),
+            ("POST", "/v1/messages?round=0&received=0"),
+        ):
+            about = (key, ClientId(0), b"b" * 32, method, target, b"", checker.session)
+            answer = await connection.ask(method, target, signed_headers(*about))
+            assert answer.status == 503 and answer.headers["retry-after"]
+        assert content(await connection.ask("GET", "/healthz", {})) == {"ok": True}
+        assert content(await connection.ask("GET", "/status", {}))["phase"] == "loading"
 
     asyncio.run(ask())
 

@@ -1,4 +1,4 @@
-"""A party's line to a leader that may be gone, slow, or not a leader."""
+"""A party's connection to a leader that may be gone, slow, or not a leader."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("h11")
 
-from tessera.services.http import connection as line_module
-from tessera.services.http.connection import AnswerTooLong, HttpAnswer, LeaderLine, LineBroken
+from tessera.services.http import connection
+from tessera.services.http.connection import AnswerTooLong, HttpAnswer, LeaderConnection, NoAnswer
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK: Final = b"HTTP/1.1 200 OK\r\nTessera-First: 7\r\nContent-Length: 3\r\n\r\nabc"
@@ -52,11 +52,11 @@ async def asked(handler: Handler, times: int = 1, **limits: float) -> list[HttpA
     patience, most = limits.get("patience", 20.0), int(limits.get("most", 1 << 20))
     found: list[HttpAnswer | Exception] = []
     async with serving(handler) as port:
-        line = LeaderLine(f"http://127.0.0.1:{port}/at/", None, patience=patience, most=most)
+        line = LeaderConnection(f"http://127.0.0.1:{port}/at/", None, patience=patience, most=most)
         for at in range(times):
             try:
                 found.append(await line.ask("POST", "/v1?x=1", {"Name": "value"}, b"%d" % at))
-            except (LineBroken, AnswerTooLong) as error:
+            except (NoAnswer, AnswerTooLong) as error:
                 found.append(error)
         line.close()
     return found
@@ -90,7 +90,7 @@ def test_a_connection_that_was_closed_in_between_is_made_again() -> None:
 
     async def slowly() -> list[HttpAnswer | Exception]:
         async with serving(handler) as port:
-            line = LeaderLine(f"http://127.0.0.1:{port}", None, patience=20.0, most=100)
+            line = LeaderConnection(f"http://127.0.0.1:{port}", None, patience=20.0, most=100)
             found: list[HttpAnswer | Exception] = []
             for _ in range(3):
                 found.append(await line.ask("GET", "/", {}))
@@ -111,7 +111,7 @@ def test_a_connection_that_was_closed_in_between_is_made_again() -> None:
         b"HTTP/1.1 200 OK\r\n" + b"X: " + b"x" * 100_000,
     ],
 )
-def test_what_is_no_answer_is_a_broken_line_and_the_next_request_has_a_new_one(
+def test_after_what_is_no_answer_the_next_request_has_a_new_connection(
     answer: bytes,
 ) -> None:
     connections = 0
@@ -124,15 +124,17 @@ def test_what_is_no_answer_is_a_broken_line_and_the_next_request_has_a_new_one(
         writer.close()
 
     first, second = asyncio.run(asked(handler, 2))
-    assert isinstance(first, LineBroken)
+    assert isinstance(first, NoAnswer)
     assert isinstance(second, HttpAnswer) and second.body == b"abc"
 
 
-def test_nobody_there_is_a_broken_line() -> None:
+def test_nobody_there_is_no_answer() -> None:
     async def ask() -> None:
-        await LeaderLine("http://127.0.0.1:9", None, patience=20.0, most=100).ask("GET", "/", {})
+        await LeaderConnection("http://127.0.0.1:9", None, patience=20.0, most=100).ask(
+            "GET", "/", {}
+        )
 
-    with pytest.raises(LineBroken):
+    with pytest.raises(NoAnswer):
         asyncio.run(ask())
 
 
@@ -154,7 +156,7 @@ def test_an_answer_beyond_its_cap_is_not_read_to_its_end(chunked: bool) -> None:
 def test_a_byte_now_and_then_does_not_keep_a_request_open(
     monkeypatch: pytest.MonkeyPatch, opening: bytes
 ) -> None:
-    monkeypatch.setattr(line_module, "LEAST_RATE", 1e9)
+    monkeypatch.setattr(connection, "LEAST_RATE", 1e9)
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await request(reader)
@@ -166,5 +168,5 @@ def test_a_byte_now_and_then_does_not_keep_a_request_open(
 
     started = time.monotonic()
     (found,) = asyncio.run(asked(handler, patience=0.3))
-    assert isinstance(found, LineBroken)
+    assert isinstance(found, NoAnswer)
     assert time.monotonic() - started < 15, "1,000 bytes would take 20 seconds"

@@ -29,7 +29,7 @@ from tessera.runs.logs import JsonLog
 from tessera.services.client import ClientService
 from tessera.services.group_commit import SharedSteps
 from tessera.services.http import FIRST, RECEIVED, dialer, requests
-from tessera.services.http.connection import AnswerTooLong, HttpAnswer, LeaderLine, LineBroken
+from tessera.services.http.connection import AnswerTooLong, HttpAnswer, LeaderConnection, NoAnswer
 from tessera.services.http.dialer import Dialer, LeaderRefuses
 from tessera.services.journal import Moment
 from tessera.services.keyring import Keyring
@@ -53,7 +53,7 @@ def client(tmp_path: Path) -> Iterator[ClientService]:
     lab.close()
 
 
-class ScriptedLine:
+class ScriptedConnection:
     """Answers in order; afterwards that all rounds are done."""
 
     def __init__(self, answers: list[Answered]) -> None:
@@ -67,9 +67,9 @@ class ScriptedLine:
         return answer
 
 
-def led(client: ClientService, answers: list[Answered]) -> tuple[Dialer, ScriptedLine]:
+def led(client: ClientService, answers: list[Answered]) -> tuple[Dialer, ScriptedConnection]:
     """A client's process at this line, to its end."""
-    line = ScriptedLine(answers)
+    line = ScriptedConnection(answers)
     key = SigningKey.from_secret(SystemEntropy().secret("test"))
     keyring = SimpleNamespace(signing=key, directory=SimpleNamespace(bundle=b"b" * 32))
 
@@ -78,7 +78,7 @@ def led(client: ClientService, answers: list[Answered]) -> tuple[Dialer, Scripte
         made = Dialer(
             client,
             cast(Keyring, keyring),
-            cast(LeaderLine, line),
+            cast(LeaderConnection, line),
             QUICK,
             JsonLog("", quiet=True),
             steps,
@@ -154,7 +154,7 @@ def test_a_bad_answer_ends_the_round_for_good_and_not_the_process(
 @pytest.mark.parametrize(
     "trouble",
     [
-        LineBroken("gone"),
+        NoAnswer("gone"),
         HttpAnswer(503, {}, b""),
         HttpAnswer(408, {}, b"{}"),
         HttpAnswer(429, {}, b"{}"),

@@ -13,9 +13,8 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
-import httpx
-
 from rounds.population import plan
+from services.asking import MemoryConnection
 from services.service_lab import Lab
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.plan import ServicePlan, TwoServerPlan
@@ -24,7 +23,7 @@ from tessera.services.group_commit import SharedSteps
 from tessera.services.http import requests as parcel
 from tessera.services.http.app import LeaderApp, create_app
 from tessera.services.http.conductor import Conductor
-from tessera.services.http.connection import HttpAnswer, LeaderLine
+from tessera.services.http.connection import LeaderConnection
 from tessera.services.http.dialer import Dialer
 from tessera.services.http.requests import RequestChecker
 from tessera.services.journal import CommittedOutcomes
@@ -39,20 +38,8 @@ PLAN: Final = plan("two-server", cohort=9, two_server=TwoServerPlan(domain="whol
 """A helper with over four parcels at once, as with 300 clients and 64 messages a parcel."""
 
 
-class MemoryLine:
-    """A line to an app in this process."""
-
-    def __init__(self, http: httpx.AsyncClient, requests: list[str]) -> None:
-        self._http, self._requests = http, requests
-
-    async def ask(self, method: str, target: str, headers: Any, body: bytes = b"") -> HttpAnswer:
-        self._requests.append(target)
-        found = await self._http.request(method, target, headers=headers, content=body)
-        return HttpAnswer(found.status_code, dict(found.headers), found.content)
-
-
 class Deployed:
-    """Leader, helper and clients of a lab at their lines, without sockets."""
+    """Leader, helper and clients of a lab at their connections, without sockets."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -119,23 +106,18 @@ class Deployed:
         with self.app(asyncio.get_running_loop()) as app:
             while app._conductor.leader is None:
                 await asyncio.sleep(0.01)
-            transport = httpx.ASGITransport(create_app(app))
             with contextlib.ExitStack() as stack:
-                async with (
-                    httpx.AsyncClient(
-                        transport=transport, base_url="http://leader", timeout=None
-                    ) as http,
-                    asyncio.TaskGroup() as group,
-                ):
+                async with asyncio.TaskGroup() as group:
                     for party in (HELPER, *self.lab.cohort):
                         member = self.lab.parties[party]
                         steps = SharedSteps([member], 0.01, QUIET)
                         stack.callback(steps.close)
-                        line = MemoryLine(http, self.requests.setdefault(party, []))
+                        targets = self.requests.setdefault(party, [])
+                        connection = MemoryConnection(create_app(app), targets)
                         made = Dialer(
                             member,
                             self.keyring(party),
-                            cast(LeaderLine, line),
+                            cast(LeaderConnection, connection),
                             PATIENT,
                             QUIET,
                             steps,

@@ -226,7 +226,7 @@ def optional_parts() -> Iterator[Part]:
         ("torch", "to train models", "pip install torch==2.13.0"),
         ("pyarrow", "to read data of your own", "pip install pyarrow"),
         ("dp-accounting", "to account for differential privacy", "pip install dp-accounting"),
-        ("fastapi", "to run servers and clients over HTTP", "pip install fastapi uvicorn httpx"),
+        ("fastapi", "to run servers and clients over HTTP", "pip install fastapi uvicorn"),
     ):
         found = installed_version(name)
         yield Part(name=name, purpose=purpose, found=found, todo=None if found else get)

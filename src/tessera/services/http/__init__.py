@@ -20,7 +20,7 @@ from typing import Final
 
 from tessera.errors import ConfigError, install
 
-NEEDED: Final = ("fastapi", "uvicorn", "httpx")
+NEEDED: Final = ("fastapi", "uvicorn", "h11")
 FIRST, RECEIVED, REFUSED = "tessera-first", "tessera-received", "tessera-refused"
 """Headers of an answer: the number of its first message, how many of the sender's messages are on
 the leader's disk, and why the last of them does not count."""

@@ -1,4 +1,4 @@
-"""A line: one party's connection to the leader, kept open from request to request.
+"""One party's connection to the leader, kept open from request to request.
 
 HTTP/1.1 as h11 reads and writes it, over a stream of asyncio. A request leaves in one piece and
 before anything else runs, so that a leader works on the first of many requests while a process is
@@ -12,19 +12,21 @@ import asyncio
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import h11
 
-from tessera.errors import TesseraError
+from tessera.errors import ConfigError, TesseraError
+from tessera.services.http import is_loopback
 
 CHUNK: Final = 1 << 16
 LEAST_RATE: Final = 1024
 """Bytes a second of an answer that is on its way."""
 
 
-class LineBroken(TesseraError):
+class NoAnswer(TesseraError):
     """Not there, or gone in the middle. Whether the leader has the request nobody knows; the
     numbers of messages make it safe to ask again."""
 
@@ -42,16 +44,39 @@ class HttpAnswer:
     body: bytes = field(repr=False)
 
 
-class LeaderLine:
+def address(url: str) -> SplitResult:
+    """A leader's address; `ConfigError` if it is none."""
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # an invalid port
+        known = False
+    if not known:
+        raise ConfigError(f"{url!r} is not a leader's address", hint="such as https://HOST:8400")
+    return parts
+
+
+def trusted(url: str, authority: Path) -> ssl.SSLContext | None:
+    """Whom to trust at `url`, which is TLS outside loopback: our authority. None without TLS."""
+    parts = address(url)
+    if parts.scheme == "https":
+        return ssl.create_default_context(cafile=str(authority))
+    if not is_loopback(parts.hostname or ""):
+        raise ConfigError(
+            f"{url}: outside loopback a leader speaks TLS only", hint="use its https:// address"
+        )
+    return None
+
+
+class LeaderConnection:
     """One request at a time."""
 
     def __init__(
         self, url: str, trust: ssl.SSLContext | None, *, patience: float, most: int
     ) -> None:
         """`trust`: whom to trust at an https address; None for http. `most` bytes in an answer."""
-        parts = urlsplit(url)
-        assert parts.hostname is not None
-        self._host, self._trust = parts.hostname, trust
+        parts = address(url)
+        self._host, self._trust = parts.hostname or "", trust
         self._port = parts.port or (80 if trust is None else 443)
         self._name = parts.netloc.rpartition("@")[2]
         self._prefix = parts.path.rstrip("/")
@@ -62,7 +87,7 @@ class LeaderLine:
     async def ask(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes = b""
     ) -> HttpAnswer:
-        """`LineBroken`: no answer. Afterwards the line can be used again."""
+        """`NoAnswer`: no answer. Afterwards it can be used again."""
         try:
             async with asyncio.timeout(self._patience) as deadline:
                 reader, writer = await self._connected()
@@ -71,7 +96,7 @@ class LeaderLine:
                 answer = await self._answer(reader, deadline)
         except (OSError, TimeoutError, h11.ProtocolError) as error:
             self.close()
-            raise LineBroken(f"{type(error).__name__}: {error}") from error
+            raise NoAnswer(f"{type(error).__name__}: {error}") from error
         except BaseException:
             self.close()
             raise

@@ -20,9 +20,9 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
-from tessera.errors import ConfigError, TesseraError
+from tessera.errors import TesseraError
 from tessera.ids import RoundId
 from tessera.plan import ServicePlan
 from tessera.protocols.machine import RoundOutcome
@@ -30,8 +30,8 @@ from tessera.runs.logs import JsonLog
 from tessera.services.client import ClientService
 from tessera.services.dialing_party import DialingParty
 from tessera.services.group_commit import SharedSteps
-from tessera.services.http import FIRST, RECEIVED, REFUSED, is_loopback, requests
-from tessera.services.http.connection import AnswerTooLong, LeaderLine, LineBroken
+from tessera.services.http import FIRST, RECEIVED, REFUSED, requests
+from tessera.services.http.connection import AnswerTooLong, LeaderConnection, NoAnswer, trusted
 from tessera.services.http.requests import SESSION, WINDOW, signed_headers
 from tessera.services.http.serving import prepare_process
 from tessera.services.journal import JournalFailed
@@ -59,43 +59,29 @@ class BadAnswer(TesseraError):
     """Not an answer of a leader's."""
 
 
-def trusted(url: str, authority: Path) -> ssl.SSLContext | None:
-    """Whom to trust at `url`, which is TLS outside loopback: our authority. None without TLS."""
-    try:
-        parts = urlsplit(url)
-        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is none
-        known = False
-    if not known:
-        raise ConfigError(f"{url!r} is not a leader's address", hint="such as https://HOST:8400")
-    if parts.scheme == "https":
-        return ssl.create_default_context(cafile=str(authority))
-    if not is_loopback(parts.hostname or ""):
-        raise ConfigError(
-            f"{url}: outside loopback a leader speaks TLS only", hint="use its https:// address"
-        )
-    return None
-
-
-def line_to(url: str, deadlines: ServicePlan, trust: ssl.SSLContext | None) -> LeaderLine:
-    """One party's line to the leader, which answers within a poll."""
-    return LeaderLine(url, trust, patience=deadlines.poll + PATIENCE, most=requests.MOST_BYTES)
+def connection_to(
+    url: str, deadlines: ServicePlan, trust: ssl.SSLContext | None
+) -> LeaderConnection:
+    """One party's connection to the leader, which answers within a poll."""
+    return LeaderConnection(
+        url, trust, patience=deadlines.poll + PATIENCE, most=requests.MOST_BYTES
+    )
 
 
 class Dialer:
-    """One party on the line."""
+    """One party and its connection."""
 
     def __init__(
         self,
         party: DialingParty,
         keyring: Keyring,
-        line: LeaderLine,
+        connection: LeaderConnection,
         deadlines: ServicePlan,
         log: JsonLog,
         steps: SharedSteps,
     ) -> None:
         """`steps` takes the changes of all who share a journal."""
-        self.party, self._keyring, self._line = party, keyring, line
+        self.party, self._keyring, self._connection = party, keyring, connection
         self._deadlines, self._log, self._steps = deadlines, log, steps
         self.rounds_ended = 0
         self.refused: LeaderRefuses | None = None
@@ -278,8 +264,8 @@ class Dialer:
                 self._session,
             )
             try:
-                answer = await self._line.ask(method, target, headers, body)
-            except LineBroken as error:
+                answer = await self._connection.ask(method, target, headers, body)
+            except NoAnswer as error:
                 trouble = str(error)
             else:
                 session = answer.headers.get(SESSION, "")
@@ -376,9 +362,9 @@ async def _dial(
         stack.callback(steps.close)
         dialers = []
         for party, keyring in parties:
-            line = line_to(url, deadlines, trust)
-            stack.callback(line.close)
-            dialers.append(Dialer(party, keyring, line, deadlines, quiet, steps))
+            connection = connection_to(url, deadlines, trust)
+            stack.callback(connection.close)
+            dialers.append(Dialer(party, keyring, connection, deadlines, quiet, steps))
         work = asyncio.create_task(_run(dialers, log))
         stopped = asyncio.create_task(_until(stop))
         await asyncio.wait([work, stopped], return_when=asyncio.FIRST_COMPLETED)
