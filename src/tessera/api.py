@@ -27,8 +27,9 @@ from tessera.report.markup import Markup, tag
 from tessera.report.numbers import predictor, score
 from tessera.report.progress import to_be_shown
 from tessera.report.sections import summary
-from tessera.rounds import dp, schemes
+from tessera.rounds import schemes
 from tessera.rounds.events import Event
+from tessera.rounds.noise import noise_of
 from tessera.runs.central import CentralTraining
 from tessera.runs.description import describe, digest_of
 from tessera.runs.folder import (
@@ -338,7 +339,7 @@ def _as_begun(
             f"{folder} was started with another [simulation]",
             hint="only the number of rounds may change",
         )
-    if log.plan.simulation.rounds != plan.simulation.rounds and dp.follows_from_rounds(plan):
+    if log.plan.simulation.rounds != plan.simulation.rounds and noise_of(plan).follows_from_rounds:
         raise ConfigError(
             f"{folder}: its plan has {log.plan.simulation.rounds} rounds, by which the noise on "
             "sums beside them was sized: with other noise they would be released twice",

@@ -18,6 +18,7 @@ from tessera.cli import main as cli
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import ConfigError
 from tessera.plan import DPPlan, Plan, SimulationPlan
+from tessera.rounds.noise import ServerNoise
 from tessera.runs.training import complete
 
 SMALL = {"users": 30, "items": 40, "examples": 8, "history": 3, "shops": 5, "shops_each": 2}
@@ -72,7 +73,7 @@ def test_a_server_that_judges_a_sum_before_its_noise_is_found(
     plan = planned(unit="user", noise=12.0, trust="server")
     honest = canary_findings(plan, ScriptedEntropy(b"judging"))
     assert all(finding.verdict is Verdict.HOLDS for finding in honest)
-    monkeypatch.setattr(canary_training, "noisy_total", lambda plan, total, *_: total)
+    monkeypatch.setattr(ServerNoise, "on_sum", lambda self, total, *_: total)
     found = canary_findings(plan, ScriptedEntropy(b"judging"))
     assert all(finding.verdict is Verdict.BROKEN for finding in found)
 

@@ -246,7 +246,7 @@ def test_two_hundred_rounds_stay_within_the_printed_epsilon(
 
 
 def test_a_few_rounds_with_the_noise_off_pass_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode, "add_noise", lambda plan, words, stream: words)
+    monkeypatch.setattr(encode, "add_noise", lambda ring, deviation, words, stream: words)
     training, plan = attacked(2, 30.0, monkeypatch)
     right = (training.scores > 0) == training.shop.present
     assert right[training.apart > 0].all()
@@ -256,9 +256,10 @@ def test_a_few_rounds_with_the_noise_off_pass_it(monkeypatch: pytest.MonkeyPatch
 def test_noise_on_the_rows_own_words_alone_passes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every client's row has all of its noise, and the others tell which clients have theirs."""
     real, rows = encode.add_noise, np.unique(Shop().row)
+    plan = complete(planned(2, 30.0), Shop().task())
 
-    def on_rows(plan: Plan, words: Any, stream: Any) -> Any:
-        noisy = real(plan, words, stream)
+    def on_rows(ring: Any, deviation: float, words: Any, stream: Any) -> Any:
+        noisy = real(ring, deviation, words, stream)
         own = np.zeros(len(words), np.bool_)
         for row in rows:
             own[: plan.full_length] |= words_of(plan, int(row))

@@ -87,7 +87,7 @@ def test_leader_and_corrupt_clients_are_left_with_the_noise_that_is_claimed(
     assert isinstance(end, RoundFinished) and end.survivors == least
     noisy = opened(plan, tmp_path / "noisy")
     # The data's own sum, which an attacker may know: the same round with no noise at all.
-    monkeypatch.setattr(encode, "add_noise", lambda plan, words, stream: words)
+    monkeypatch.setattr(encode, "add_noise", lambda ring, deviation, words, stream: words)
     recorded(plan, tmp_path / "bare", gone=COHORT - least)
     bare = opened(plan, tmp_path / "bare")
     monkeypatch.undo()
@@ -106,11 +106,11 @@ def test_one_honest_client_without_noise_leaves_less_than_is_claimed(tmp_path, m
         ROUND, ClientId(2), "whole",
     )  # fmt: skip
     monkeypatch.setattr(
-        encode, "add_noise", lambda p, w, s: w if s == silent else add_noise(p, w, s)
+        encode, "add_noise", lambda r, d, w, s: w if s == silent else add_noise(r, d, w, s)
     )
     recorded(plan, tmp_path / "noisy", gone=COHORT - least)
     noisy = opened(plan, tmp_path / "noisy")
-    monkeypatch.setattr(encode, "add_noise", lambda plan, words, stream: words)
+    monkeypatch.setattr(encode, "add_noise", lambda ring, deviation, words, stream: words)
     recorded(plan, tmp_path / "bare", gone=COHORT - least)
     left = noisy - opened(plan, tmp_path / "bare") - own_noise(plan, 0)
     assert not at_least(left, (plan.dp.noise * vector.bound) ** 2)

@@ -30,13 +30,12 @@ from tessera.learning.training.noisy_steps import (
     NoisySteps,
     StepBatch,
     at_hand,
-    clipped_update,
-    noisy_update,
 )
 from tessera.learning.training.settings import LocalTraining
 from tessera.learning.training.vectorised import noisy as vectorised
 from tessera.learning.training.vectorised import step as step_module
 from tessera.learning.training.vectorised.noisy import NoisyVectorised, best_noisy
+from tessera.rounds.clipped_vector import clipped_update, noisy_update
 from tessera.runs.learners import Trainer, choose_noisy
 from tests.learning.test_cohort import Clicks, WithBatchStatistics, cohort, examples, job
 

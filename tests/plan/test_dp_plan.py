@@ -12,7 +12,7 @@ from tessera.plan.dp import listed_rows, row_list_of, trained_with
 from tessera.privacy.dp.guarantee import Observer, Trust, Unit
 from tessera.privacy.dp.ledger import BudgetExceeded, Ledger
 from tessera.privacy.dp.noise_setting import Coins, Drawn, Sampling
-from tessera.rounds import dp
+from tessera.rounds.noise import delta_warning, noise_of
 
 HEAD = """
 scheme = "{scheme}"
@@ -165,51 +165,51 @@ def test_a_recommended_training_loses_what_noise_forbids() -> None:
 
 
 def test_an_items_account_is_sampled_by_the_clients_own_coins() -> None:
-    setting = dp.noise_setting(replace(plan(""), dp=section(sampling=0.1, steps=7)))
+    setting = noise_of(replace(plan(""), dp=section(sampling=0.1, steps=7))).setting
     assert (setting.unit, setting.trust, setting.coins) == (Unit.ITEM, Trust.LOCAL, Coins.CLIENT)
     assert (setting.sampling, setting.rate, setting.steps) == (Sampling.POISSON, 0.1, 7)
 
 
 def test_a_users_account_gains_nothing_from_public_cohorts() -> None:
-    setting = dp.noise_setting(replace(plan(""), dp=section(unit="user", trust=NoiseFrom.SERVER)))
+    setting = noise_of(replace(plan(""), dp=section(unit="user", trust=NoiseFrom.SERVER))).setting
     assert setting.coins is Coins.PUBLIC
     assert setting.protected() == (Observer.CLIENTS, Observer.READERS)
 
 
 def test_rows_that_are_named_are_what_a_number_is_given() -> None:
-    named = dp.noise_setting(replace(plan("", "submodel"), dp=section()))
+    named = noise_of(replace(plan("", "submodel"), dp=section())).setting
     spent = named.ledger(3).guarantee(unit=Unit.ITEM, against=Observer.READERS, delta=1e-6)
     assert spent.condition == "given the rows of each client"
-    whole = dp.noise_setting(replace(plan(""), dp=section()))
+    whole = noise_of(replace(plan(""), dp=section())).setting
     spent = whole.ledger(3).guarantee(unit=Unit.ITEM, against=Observer.READERS, delta=1e-6)
     assert not spent.condition
 
 
 def test_noise_for_a_budget_lasts_as_long_as_it_was_made_for() -> None:
     asked = replace(plan(""), dp=section(noise=0.0, epsilon=3.0, sampling=0.05))
-    found = dp.calibrated(asked.with_simulation(rounds=20))
+    found = noise_of(asked.with_simulation(rounds=20)).calibrated()
     assert found.dp is not None and found.dp.noise > 0.0
-    assert dp.calibrated(found) == found
-    lasts = dp.lasts(found)
+    assert noise_of(found).calibrated() == found
+    lasts = noise_of(found).lasts
     assert lasts is not None and 20 <= lasts <= 21
-    ledger = Ledger(limits=dp.limits(found), bounds=dp.bounds(found))
+    ledger = Ledger(limits=noise_of(found).limits, bounds=noise_of(found).bounds)
     with pytest.raises(BudgetExceeded, match="budget of 3"):
         for at in range(lasts + 1):
-            for event in dp.events(found, RoundId(at)):
+            for event in noise_of(found).events(RoundId(at)):
                 ledger.spend(event, reason=f"round {at}")
     assert len(ledger.entries) == lasts
 
 
 def test_noise_that_is_spent_in_the_first_round_is_refused() -> None:
     with pytest.raises(ConfigError, match="in the first round"):
-        dp.calibrated(replace(plan(""), dp=section(noise=0.3, epsilon=0.5)))
+        noise_of(replace(plan(""), dp=section(noise=0.3, epsilon=0.5))).calibrated()
 
 
 def test_records_are_accounted_for_by_their_bounds() -> None:
     drawn = section(
         unit="subject", drawn="records", cap=2, records_per_subject=9, clients_per_subject=3
     )
-    setting = dp.noise_setting(replace(plan(""), dp=drawn))
+    setting = noise_of(replace(plan(""), dp=drawn)).setting
     assert (setting.drawn, setting.cap, setting.records, setting.clients) == (
         Drawn.RECORDS,
         2,
@@ -219,8 +219,8 @@ def test_records_are_accounted_for_by_their_bounds() -> None:
 
 
 def test_a_delta_that_is_too_large_for_the_people_is_named() -> None:
-    assert dp.delta_warning(1e-6, 1000) == ""
-    assert "1,000 people" in dp.delta_warning(1e-3, 1000)
+    assert delta_warning(1e-6, 1000) == ""
+    assert "1,000 people" in delta_warning(1e-3, 1000)
 
 
 def test_a_list_of_rows_reads_back() -> None:
@@ -247,22 +247,22 @@ def test_a_rows_noise_is_for_its_examples_or_for_two_vectors_whichever_is_less()
     few = replace(plan("", "secure-fedavg"), dp=shares)
     vector = few.noisy_vector
     assert vector is not None
-    setting = dp.noise_setting(few)
+    setting = noise_of(few).setting
     expected = (2 * 4 * 0.1 * vector.top + 2.0 * vector.words**0.5) / vector.bound
     assert setting.row_moves == pytest.approx(expected) and 0.8 < setting.row_moves < 0.85
     many = replace(few, dp=replace(shares, per_row=40))
-    assert dp.noise_setting(many).row_moves == 2.0
+    assert noise_of(many).setting.row_moves == 2.0
     # Every client for itself clips examples only: nothing bounds all of them together.
     local = replace(plan(""), dp=replace(shares, trust=NoiseFrom.LOCAL, per_row=40))
-    assert dp.noise_setting(local).row_moves == pytest.approx(8.0)
-    assert not dp.noise_setting(local).clipped
+    assert noise_of(local).setting.row_moves == pytest.approx(8.0)
+    assert not noise_of(local).setting.clipped
 
 
 def test_noise_for_a_budget_per_index_is_least_and_keeps_it() -> None:
     found = plan("[simulation]\nrounds = 12\n", "secure-fedavg")
     for trust, scheme in (("shares", "secure-fedavg"), ("server", "fedavg"), ("local", "fedavg")):
         own = DPPlan(**INDEX | {"trust": trust, "epsilon": 3.0})  # type: ignore[arg-type]
-        whole = dp.calibrated(replace(found, scheme=scheme, dp=own))
-        assert dp.lasts(whole) == 12
+        whole = noise_of(replace(found, scheme=scheme, dp=own)).calibrated()
+        assert noise_of(whole).lasts == 12
         less = replace(whole, dp=replace(whole.dp, noise=0.98 * whole.dp.noise))  # type: ignore
-        assert dp.lasts(less) < 12  # type: ignore[operator]
+        assert noise_of(less).lasts < 12  # type: ignore[operator]

@@ -19,9 +19,10 @@ from tessera.privacy.dp.guarantee import Observer, Unit
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.dp.mechanism import GaussianShares
 from tessera.protocols.two_server.write import sums
-from tessera.rounds import dp, encode
+from tessera.rounds import encode
 from tessera.rounds.clipped_vector import noise_stream
 from tessera.rounds.events import RoundAbort, RoundFinished
+from tessera.rounds.noise import noise_of
 from tessera.rounds.root import draw_root
 from tessera.simulation.faults import Drop
 
@@ -56,7 +57,7 @@ def test_shares_under_masks_equal_the_ideal_round_to_the_bit(scheme, section, co
     assert models[0] == models[1]
 
 
-def noise_of(plan: Plan, client: int, seed: bytes = b"shop") -> np.ndarray:
+def share_of(plan: Plan, client: int, seed: bytes = b"shop") -> np.ndarray:
     """The share of one client in round 0, as it follows from its root."""
     root = draw_root(ScriptedEntropy(seed), plan, RoundId(0), ClientId(client))
     stream = noise_stream(root.secret(Label.SUM_NOISE), RoundId(0), ClientId(client), "whole")
@@ -89,10 +90,10 @@ def test_what_opens_is_the_clipped_sum_plus_every_survivors_noise(
     vector = plan.noisy_vector
     assert vector is not None
     noisy = opened(plan, monkeypatch)
-    monkeypatch.setattr(encode, "add_noise", lambda plan, words, stream: words)
+    monkeypatch.setattr(encode, "add_noise", lambda ring, deviation, words, stream: words)
     bare = opened(plan, monkeypatch)
     assert np.abs(bare).max() <= COHORT * vector.bound
-    drawn = [noise_of(plan, c) for c in range(COHORT)]
+    drawn = [share_of(plan, c) for c in range(COHORT)]
     assert (noisy - bare == sum(drawn)).all()
 
 
@@ -103,7 +104,7 @@ def test_with_all_tolerated_dropouts_the_rest_has_the_variance_that_is_claimed(c
     assert vector is not None and vector.sources == least - corrupt < COHORT
     claimed = (plan.dp.noise * vector.bound) ** 2
     unknown = [
-        sum(noise_of(plan, c, seed.to_bytes(2)) for c in range(least - corrupt))
+        sum(share_of(plan, c, seed.to_bytes(2)) for c in range(least - corrupt))
         for seed in range(60)
     ]
     spread = float(np.var(np.concatenate(unknown)))
@@ -111,7 +112,7 @@ def test_with_all_tolerated_dropouts_the_rest_has_the_variance_that_is_claimed(c
     n = 60 * vector.words
     assert spread == pytest.approx(claimed, rel=5 * math.sqrt(2 / n))
     fewer = np.concatenate(unknown) - np.concatenate(
-        [noise_of(plan, 0, seed.to_bytes(2)) for seed in range(60)]
+        [share_of(plan, 0, seed.to_bytes(2)) for seed in range(60)]
     )
     assert float(np.var(fewer)) < claimed * (1 - 5 * math.sqrt(2 / n))
 
@@ -141,8 +142,8 @@ def test_no_admitted_set_of_survivors_has_a_higher_epsilon_than_is_printed(survi
     plan = planned("secure-fedavg", SHARES)
     vector = plan.noisy_vector
     assert vector is not None and plan.least_survivors == 7
-    ledger = Ledger(bounds=dp.bounds(plan))
-    for event in dp.events(plan, RoundId(0)):
+    ledger = Ledger(bounds=noise_of(plan).bounds)
+    for event in noise_of(plan).events(RoundId(0)):
         ledger.spend(event, reason="a round")
     told = ledger.guarantee(unit=Unit.USER, against=Observer.CLIENTS, delta=1e-5)
     there = GaussianShares(
@@ -151,15 +152,15 @@ def test_no_admitted_set_of_survivors_has_a_higher_epsilon_than_is_printed(survi
         moves=vector.bound,
         words=vector.words,
     )
-    assert there.concentrated <= dp.noise_setting(plan).in_the_sum(Observer.CLIENTS).concentrated
+    assert there.concentrated <= noise_of(plan).setting.in_the_sum(Observer.CLIENTS).concentrated
     assert told.trust.value == "distributed" and "6 of the survivors" in told.assumption
     assert not told.condition
 
 
 def test_a_person_at_several_clients_moves_twice_each() -> None:
     section = replace(SHARES, unit="subject", clients_per_subject=3)
-    mechanism = dp.noise_setting(planned("secure-fedavg", section)).in_the_sum(Observer.LEADER)
-    user = dp.noise_setting(planned("secure-fedavg", SHARES)).in_the_sum(Observer.LEADER)
+    mechanism = noise_of(planned("secure-fedavg", section)).setting.in_the_sum(Observer.LEADER)
+    user = noise_of(planned("secure-fedavg", SHARES)).setting.in_the_sum(Observer.LEADER)
     assert mechanism.moves == 6 * user.moves and mechanism.deviation == user.deviation
 
 
@@ -239,7 +240,7 @@ def test_an_ideal_round_between_two_servers_has_their_noise_to_the_bit() -> None
 
 def test_against_either_server_the_number_has_one_noise_and_names_the_other() -> None:
     plan = each_plan()
-    ledger = dp.noise_setting(plan).ledger(1)
+    ledger = noise_of(plan).setting.ledger(1)
     for observer in Observer:
         told = ledger.guarantee(unit=Unit.USER, against=observer, delta=1e-5)
         assert 0.0 < told.epsilon < 10.0 and not told.condition

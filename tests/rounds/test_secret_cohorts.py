@@ -18,11 +18,12 @@ from tessera.plan.dp import GIVEN_UP, LONGER, boundary, fewest_drawn, most_drawn
 from tessera.privacy.dp import accounting
 from tessera.privacy.dp.guarantee import Adjacency, Observer, Unit
 from tessera.privacy.dp.mechanism import GaussianNoise
-from tessera.rounds import cohorts, dp
+from tessera.rounds import cohorts
 from tessera.rounds.cohorts import Cohorts, drawn_in_secret
 from tessera.rounds.course import Course
 from tessera.rounds.encode import RoundResult, by_expected
 from tessera.rounds.events import RoundAbort, RoundFinished, RoundStarted
+from tessera.rounds.noise import noise_of
 from tessera.services.bundle import check_deployable
 from tessera.simulation.faults import Drop
 from tessera.simulation.views import Views
@@ -234,7 +235,8 @@ def test_a_masked_sum_has_the_cohort_that_was_drawn_and_others_the_plan_itself()
             sizes.add(part.plan.cohort)
             assert part.plan.cohort == len(drawn.named) if scheme == "secure-fedavg" else True
             assert (part.plan is plan) is (scheme != "secure-fedavg")
-            assert list(dp.events(part.plan, RoundId(1))) == list(dp.events(plan, RoundId(1)))
+            events = noise_of(plan).events(RoundId(1))
+            assert noise_of(part.plan).events(RoundId(1)) == events
         assert (len(sizes) > 1) is (scheme == "secure-fedavg")
 
 
@@ -246,7 +248,7 @@ def test_readers_charge_every_round_as_a_sample_and_servers_every_participation(
     fed = shop(plan, HELD)
     events = list(fed.run(rounds))
     started = [e for e in events if isinstance(e, RoundStarted)]
-    setting = dp.noise_setting(plan)
+    setting = noise_of(plan).setting
     sampled = {o: setting.in_the_sum(o) for o in (Observer.CLIENTS, Observer.READERS)}
     for client, participant in fed.participants.items():
         there = sum(int(client) in e.cohort for e in started)
@@ -334,7 +336,7 @@ def test_between_two_servers_no_message_to_a_client_says_how_many_there_are(
             ]
         )
     assert (sent[0] == sent[1]) is (scheme == "two-server")
-    assert dp.noise_setting(plan).secret_to(Observer.CLIENTS) is (scheme == "two-server")
+    assert noise_of(plan).setting.secret_to(Observer.CLIENTS) is (scheme == "two-server")
 
 
 def shop_with_noise(plan: Plan, views: Views):
@@ -362,10 +364,10 @@ def test_a_participation_of_one_is_the_account_without_sampling() -> None:
     for scheme, section in (("fedavg", SERVER), ("two-server", EACH)):
         whole = replace(planned(scheme, section), dp=replace(section, participation=1.0))
         public = replace(planned(scheme, section), dp=replace(section, participation=0.0))
-        for observer in dp.noise_setting(public).protected():
+        for observer in noise_of(public).setting.protected():
             levels = {
-                dp.noise_setting(each)
-                .ledger(rounds)
+                noise_of(each)
+                .setting.ledger(rounds)
                 .guarantee(unit=Unit.USER, against=observer, delta=1e-5)
                 .epsilon
                 for each in (whole, public)
@@ -377,7 +379,7 @@ def test_the_account_grows_with_the_participation_and_is_near_that_of_continuous
     plan = replace(planned(), dp=replace(EACH, noise=2.0))
     found = []
     for share in (0.05, 0.1, 0.5, 0.9, 1.0):
-        setting = dp.noise_setting(replace(plan, dp=replace(EACH, participation=share)))
+        setting = noise_of(replace(plan, dp=replace(EACH, participation=share))).setting
         ledger = setting.ledger(20)
         level = ledger.guarantee(unit=Unit.USER, against=Observer.READERS, delta=1e-5).epsilon
         ideal = accounting.epsilon(
@@ -392,8 +394,8 @@ def test_noise_is_less_where_the_cohort_is_secret_to_all_whom_it_is_for() -> Non
     """Plain averaging by a trusted server, whose clients are not shown each other."""
 
     def least(section: DPPlan, scheme: str) -> float:
-        found = dp.calibrated(planned(scheme, replace(section, noise=0.0, epsilon=3.0)))
-        return dp.section(found).noise
+        found = noise_of(planned(scheme, replace(section, noise=0.0, epsilon=3.0))).calibrated()
+        return noise_of(found).dp.noise
 
     public = replace(SERVER, participation=0.0)
     assert least(SERVER, "fedavg") < 0.75 * least(public, "fedavg")

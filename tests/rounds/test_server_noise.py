@@ -23,10 +23,11 @@ from tessera.plan import DPPlan, NoiseFrom, Plan, SimulationPlan, UpdatePlan
 from tessera.privacy.dp.guarantee import Observer, Unit
 from tessera.privacy.dp.mechanism import GaussianNoise
 from tessera.protocols.machine import RoundOutcome
-from tessera.rounds import dp, encode, messages, server
-from tessera.rounds.clipped_vector import noise_stream, within_bound
+from tessera.rounds import encode, messages, server
+from tessera.rounds.clipped_vector import noise_stream
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.forecast import Forecast
+from tessera.rounds.noise import ServerNoise, noise_of
 from tessera.rounds.root import draw_root
 from tessera.simulation.faults import Drop
 
@@ -99,7 +100,7 @@ def test_whether_a_round_is_kept_says_nothing_of_a_victim(scheme, monkeypatch) -
     plan = planned(scheme)
     lying(monkeypatch, plan.noisy_vector.largest)
     assert 2 <= told_apart(plan, 8) <= 14
-    monkeypatch.setattr(server, "noisy_total", lambda plan, total, *_: total)
+    monkeypatch.setattr(ServerNoise, "on_sum", lambda self, total, *_: total)
     assert told_apart(plan, 5) == 10
 
 
@@ -123,15 +124,15 @@ def test_what_clients_are_told_follows_from_noisy_words(monkeypatch) -> None:
 def exact_sum(plan: Plan, monkeypatch: pytest.MonkeyPatch, *, there: bool, seed: int):
     """The opened sum of a round before its noise, through real messages."""
     found = []
-    honest = server.noisy_total
+    honest = ServerNoise.on_sum
 
-    def recording(plan, total, *given):
+    def recording(self, total, *given):
         found.append(total)
-        return honest(plan, total, *given)
+        return honest(self, total, *given)
 
-    monkeypatch.setattr(server, "noisy_total", recording)
+    monkeypatch.setattr(ServerNoise, "on_sum", recording)
     finished(attacked(plan, there=there, seed=seed), 1)
-    monkeypatch.setattr(server, "noisy_total", honest)
+    monkeypatch.setattr(ServerNoise, "on_sum", honest)
     return found[-1]
 
 
@@ -151,7 +152,7 @@ def test_at_the_wrap_noise_on_the_centred_sum_gives_the_victim_away_and_in_the_r
             stream = noise_stream(secret, RoundId(0), SERVER, "dense")
             drawn = discrete_gaussian(vector.deviation).sample(stream, len(total.dense))
             late = np.clip(signed(total.dense, ring) + drawn, -vector.largest, vector.largest)
-            opened = server.noisy_total(plan, total, secret, RoundId(0))
+            opened = noise_of(plan).on_sum(total, secret, RoundId(0))
             assert np.array_equal(opened.dense, ring.add(total.dense, ring.from_ints(drawn)))
             centred += (late[0] < 0) == there if seed < 4 else 0
             ringed += (signed(opened.dense, ring)[0] < 0) == there
@@ -165,13 +166,13 @@ def test_at_the_wrap_noise_on_the_centred_sum_gives_the_victim_away_and_in_the_r
 def summed(plan: Plan, monkeypatch: pytest.MonkeyPatch):
     """The exact sum of an honest round, and what is looked at."""
     found = []
-    honest = server.noisy_total
+    honest = ServerNoise.on_sum
 
-    def recording(plan, total, *given):
-        found.extend([total, honest(plan, total, *given)])
+    def recording(self, total, *given):
+        found.extend([total, honest(self, total, *given)])
         return found[-1]
 
-    monkeypatch.setattr(server, "noisy_total", recording)
+    monkeypatch.setattr(ServerNoise, "on_sum", recording)
     (end,) = finished(shop(plan, HELD), 1)
     assert isinstance(end, RoundFinished) and not end.rows_out_of_bounds
     return found
@@ -238,7 +239,7 @@ def test_the_noise_of_a_mean_has_the_deviation_that_is_charged() -> None:
 def test_the_number_is_that_of_gaussian_noise_over_the_bound(rounds) -> None:
     """As before: a wide discrete Gaussian is a rounded one, but for 1e-12 of delta."""
     plan = planned("secure-fedavg", replace(NOISE, delta=1e-5))
-    setting = dp.noise_setting(plan)
+    setting = noise_of(plan).setting
     told = setting.ledger(rounds).guarantee(unit=Unit.USER, against=Observer.READERS, delta=1e-5)
     ideal = replace(setting, vector=None, distance=0.0)
     other = ideal.ledger(rounds).guarantee(unit=Unit.USER, against=Observer.READERS, delta=1e-5)
@@ -291,14 +292,14 @@ def test_in_plain_sums_a_liars_words_are_cut_by_themselves(scheme, monkeypatch) 
     assert all(kept(plan, there=there, seed=seed) for there in (True, False) for seed in range(5))
     total = exact_sum(plan, monkeypatch, there=False, seed=0)
     assert 0 < signed(total.dense, plan.ring)[0] <= vector.bound
-    monkeypatch.setattr(server, "within_bound", lambda plan: None)
+    monkeypatch.setattr(ServerNoise, "cut", lambda self: None)
     total = exact_sum(plan, monkeypatch, there=False, seed=0)
     assert signed(total.dense, plan.ring)[0] >= vector.largest
 
 
 def test_words_within_the_bound_are_left_as_they_are() -> None:
     plan = planned("fedavg")
-    cut, vector, ring = within_bound(plan), plan.noisy_vector, plan.ring
+    cut, vector, ring = noise_of(plan).cut(), plan.noisy_vector, plan.ring
     rng = np.random.default_rng(0)
     for _ in range(50):
         values = rng.standard_normal(40)
@@ -307,7 +308,7 @@ def test_words_within_the_bound_are_left_as_they_are() -> None:
         assert all(np.array_equal(a, b) for a, b in zip(cut(parts), parts, strict=True))
         longer = cut([ring.from_ints(3 * values)])
         assert np.linalg.norm(signed(longer[0], ring)) <= vector.bound
-    assert within_bound(replace(plan, dp=None)) is None
+    assert noise_of(replace(plan, dp=None)).cut() is None
 
 
 # --- whose coins ----------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ from tessera.plan import DPPlan, Plan
 from tessera.privacy.dp.accounting import epsilon as epsilon_of
 from tessera.privacy.dp.events import THE_METRICS
 from tessera.privacy.dp.guarantee import Adjacency, Observer
-from tessera.rounds import dp
 from tessera.rounds.events import RoundFinished
+from tessera.rounds.noise import noise_of
 from tessera.runs.evaluation import EarlyStopping, Evaluation
 from tessera.runs.folder import RunFolder
 from tessera.runs.training import Training, complete
@@ -150,9 +150,11 @@ def test_patience_without_a_charged_metric_is_refused(more):
 def test_both_sums_of_a_test_are_charged_within_the_budget(tmp_path):
     plan = noisy_plan(simulation={"patience": 50})
     once = noisy_plan(simulation={"patience": 0})
-    assert dp.tests(plan) == 2 * dp.tests(once) == 2 * TESTS
+    assert noise_of(plan)._tests == 2 * noise_of(once)._tests == 2 * TESTS
     # The same share of the budget over twice as many sums: more noise on each.
-    assert dp.metrics_ratio(plan) == pytest.approx(np.sqrt(2.0) * dp.metrics_ratio(once))
+    assert noise_of(plan).setting.metrics == pytest.approx(
+        np.sqrt(2.0) * noise_of(once).setting.metrics
+    )
     with Training(toy.task(), plan) as training:
         ends = [e for e in training.run(TESTS) if isinstance(e, RoundFinished)]
         ledgers = [training.clients[c].local.ledger for c in training.clients.eligible]
@@ -161,7 +163,7 @@ def test_both_sums_of_a_test_are_charged_within_the_budget(tmp_path):
         tests = [e.event for e in ledger.entries if e.event.what == THE_METRICS]
         rounds = {e.event.round_id for e in ledger.entries if e.event.what != THE_METRICS}
         assert {e.round_id for e in tests} == rounds and all(e.times == 2 for e in tests)
-        spent = dp.spent(plan, ledger)
+        spent = noise_of(plan).guarantee(ledger)
         assert spent is not None and spent.epsilon <= 3.0 + 1e-6 and not spent.condition
 
 
@@ -250,7 +252,7 @@ def test_the_stopping_round_tells_no_more_than_is_claimed(runs):
     plan, coins = noisy_plan(), np.random.default_rng(5).random(runs) < 0.5
     script = next(s for s in range(12) if flips(s, plan))
     parts = worlds(flips(script, plan)[0])
-    (event,) = dp.noise_setting(plan).metrics_events(TESTS)
+    (event,) = noise_of(plan).setting.metrics_events(TESTS)
     claim = epsilon_of(
         [(event.view(Observer.READERS), TESTS)], adjacency=Adjacency.ZERO_OUT, delta=1e-5
     )

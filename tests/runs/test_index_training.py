@@ -25,8 +25,8 @@ from tessera.learning.training.local import Job, Trained
 from tessera.learning.training.noisy_local import NoisySequential
 from tessera.learning.training.vectorised.noisy import NoisyVectorised
 from tessera.plan import DPPlan, NoiseFrom, Plan, UnionPlan, UpdatePlan
-from tessera.rounds import dp
 from tessera.rounds.clipped_vector import ClippedVector, clipped_vector
+from tessera.rounds.noise import noise_of
 from tessera.runs.folder import RunFolder
 from tessera.runs.noisy import cut_examples, noisy_steps
 from tessera.runs.training import Training, complete
@@ -201,7 +201,7 @@ class Client:
         )
         squares = float(np.square(one.dense - other.dense).sum())
         squares += float(np.square(one.tables["items"] - other.tables["items"]).sum())
-        vector, setting = self.plan.noisy_vector, dp.noise_setting(self.plan)
+        vector, setting = self.plan.noisy_vector, noise_of(self.plan).setting
         assert vector is not None
         return squares**0.5 / (setting.row_moves * vector.bound)
 
@@ -219,7 +219,7 @@ def test_no_row_moves_what_a_client_sends_by_more_than_the_account_says(
     data = examples_of(rng, 60)
     section = replace(INDEX, per_row=per_row, example_clip=0.2, clip=clip)
     client = Client(planned(section=section), data, monkeypatch)
-    assert (dp.noise_setting(client.plan).row_moves < 2.0) is (0.4 * per_row < 1.9 * clip)
+    assert (noise_of(client.plan).setting.row_moves < 2.0) is (0.4 * per_row < 1.9 * clip)
     found = [client.moved(data, row) for row in range(8)]
     assert max(found) <= 1.0
     assert max(found) > 0.05  # and it is not that nothing moves

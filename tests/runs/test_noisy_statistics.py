@@ -28,8 +28,8 @@ from tessera.privacy.dp.guarantee import Adjacency, Observer
 from tessera.privacy.dp.ledger import BudgetExceeded
 from tessera.privacy.dp.mechanism import GaussianNoise, GaussianShares
 from tessera.privacy.dp.noise_setting import LEAST_SHARE
-from tessera.rounds import dp
 from tessera.rounds.events import RoundFinished
+from tessera.rounds.noise import noise_of
 from tessera.runs import statistics
 from tessera.runs.statistics import WORDS, NoisyStatistic, sum_params
 from tessera.runs.training import Training, complete
@@ -111,11 +111,11 @@ def test_the_sum_has_the_noise_that_it_says(trust):
 def test_the_account_is_not_below_that_of_the_integers_that_are_summed(trust):
     """An upper bound over every number of words and shares that there can be."""
     plan = planned(trust, noise=2.0)
-    (event,) = dp.noise_setting(plan).metrics_events()
+    (event,) = noise_of(plan).setting.metrics_events()
     claimed = event.view(Observer.CLIENTS)
     assert isinstance(claimed, GaussianShares)
     for members in (10, 19, 1000):
-        found = statistic(plan, noise=dp.metrics_noise(plan))
+        found = statistic(plan, noise=noise_of(plan).metrics_noise)
         honest = found.honest(members) if trust == "shares" else 1
         deviation = found.noise * found.scale / math.sqrt(honest)
         assert deviation >= LEAST_SHARE
@@ -162,7 +162,7 @@ def test_noise_that_is_too_narrow_is_refused():
 def test_set_up_and_tests_are_charged_within_the_budget(trust):
     task = raters.task()
     plan = planned(trust, noise=0.0, epsilon=3.0)
-    assert dp.section(plan).setup and dp.lasts(plan) == 4
+    assert noise_of(plan).dp.setup and noise_of(plan).lasts == 4
     with Training(task, plan, entropy=ScriptedEntropy(b"charged")) as training:
         ends = [e for e in training.run(4) if isinstance(e, RoundFinished)]
         ledgers = [training.clients[c].local.ledger for c in training.clients.eligible]
@@ -171,7 +171,7 @@ def test_set_up_and_tests_are_charged_within_the_budget(trust):
     assert all(w[0] == THE_SETUP_SUM and w.count(THE_SETUP_SUM) == 1 for w in whats)
     assert sum(w.count(THE_METRICS) for w in whats) == 2 * plan.cohort
     for ledger in ledgers:
-        spent = dp.spent(plan, ledger)
+        spent = noise_of(plan).guarantee(ledger)
         assert spent is not None and spent.epsilon <= 3.0 + 1e-6 and not spent.condition
 
 
@@ -180,12 +180,12 @@ def test_nobodys_part_leaves_before_everybody_is_charged(monkeypatch):
     left = []
     monkeypatch.setattr(NoisyStatistic, "over_all", lambda *_: left.append(1))
     plan = planned(noise=0.0, epsilon=3.0)
-    small = replace(plan, dp=replace(dp.section(plan), epsilon=0.01))
+    small = replace(plan, dp=replace(noise_of(plan).dp, epsilon=0.01))
     with pytest.raises(BudgetExceeded):
         Training(raters.task(), small)
     selected = replace(
         small,
-        dp=replace(dp.section(small), rows="selected", setup=0.0),
+        dp=replace(noise_of(small).dp, rows="selected", setup=0.0),
         update=replace(small.update, average="examples"),
     )
     with pytest.raises(BudgetExceeded):
@@ -200,9 +200,11 @@ def test_units_that_a_clients_part_does_not_bound_are_given_the_exact_sums():
         dp=DPPlan(unit="subject", noise=1.0, trust="local"),
         training=replace(plan.training, weight_decay=0.0, epochs=1, batch=4),
     )
-    assert THE_METRICS in dp.exact(item) and not dp.noisy_metrics(item)
-    assert {THE_METRICS, THE_SETUP_SUM} <= set(dp.noise_setting(item, setup=True).sight.exact)
-    assert not {THE_METRICS, THE_SETUP_SUM} & set(dp.noise_setting(plan, setup=True).sight.exact)
+    assert THE_METRICS in noise_of(item).exact and not noise_of(item).noisy_metrics
+    assert {THE_METRICS, THE_SETUP_SUM} <= set(noise_of(item).setting_with(setup=True).sight.exact)
+    assert not {THE_METRICS, THE_SETUP_SUM} & set(
+        noise_of(plan).setting_with(setup=True).sight.exact
+    )
 
 
 def test_a_test_that_the_plan_does_not_have_is_not_taken():
@@ -230,7 +232,7 @@ def test_shares_of_the_budget_that_cannot_be(keys, says):
 def test_shares_of_the_budget_leave_some_for_the_rounds():
     plan = planned()
     with pytest.raises(ConfigError, match="nothing for the rounds"):
-        dp.noise_setting(replace(plan, dp=replace(SECTION, setup=0.5, metrics=0.5)))
+        noise_of(replace(plan, dp=replace(SECTION, setup=0.5, metrics=0.5))).events(RoundId(0))
 
 
 # --- figures --------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.plan import DPPlan, NoiseFrom, Plan, UpdatePlan
 from tessera.privacy.dp.ledger import BudgetExceeded
-from tessera.rounds import dp
 from tessera.rounds.events import RoundFinished, TrainingEnded
+from tessera.rounds.noise import noise_of
 from tessera.runs.folder import RunFolder
 from tessera.runs.training import Training, complete
 
@@ -104,7 +104,7 @@ def test_a_run_with_noise_does_not_go_on_with_other_data(tmp_path: Path) -> None
 def test_training_ends_before_the_round_that_would_pass_the_budget(tmp_path: Path) -> None:
     section = replace(ITEM, epsilon=6.0, noise=1.2)
     plan = replace(planned("fedavg", section), cohort=toy.USERS)  # everybody, in every round
-    lasts = dp.lasts(plan)
+    lasts = noise_of(plan).lasts
     assert lasts is not None and 1 <= lasts < 30
     events = []
     go(tmp_path / "run", plan, lasts + 5, on_event=events.append, insecure_test_entropy=None)
@@ -126,7 +126,7 @@ def test_a_budget_is_charged_before_a_word_leaves() -> None:
         plan = complete(planned(scheme, section), toy.task())
         with Training(toy.task(), plan, entropy=ScriptedEntropy(b"x")) as training:
             federation = training.federation
-            for at in range(dp.lasts(plan) or 0):
+            for at in range(noise_of(plan).lasts or 0):
                 drawn = replace(federation.course.draw(), round_id=RoundId(at))
                 (first, *_) = drawn.parts
                 name = next(iter(first.named))

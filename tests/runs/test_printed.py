@@ -30,9 +30,8 @@ from tessera.plan import DPPlan, NoiseFrom, Plan, TaskPlan
 from tessera.privacy.dp.guarantee import Observer, Unit
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.dp.subjects import Printed
-from tessera.rounds import as_printed, dp
 from tessera.rounds.encode import RoundResult
-from tessera.rounds.noisy_sum import printed_result
+from tessera.rounds.noise import noise_of
 from tessera.runs.folder import RunFolder
 from tessera.runs.noisy import noisy_steps
 from tessera.runs.training import Training, complete
@@ -62,12 +61,12 @@ def test_a_plan_trains_by_them_and_its_number_is_infinite(tmp_path: Path, sectio
 def test_the_ledger_has_no_finite_number_against_anybody_who_observes(section: DPPlan) -> None:
     plan = complete(planned(section), task())
     ledger = Ledger()
-    for event in dp.events(plan, RoundId(0)):
-        ledger.spend(event, reason="a test", limits=dp.limits(plan))
+    for event in noise_of(plan).events(RoundId(0)):
+        ledger.spend(event, reason="a test", limits=noise_of(plan).limits)
     for observer in (Observer.LEADER, Observer.CLIENTS, Observer.READERS):
         found = ledger.guarantee(unit=Unit.SUBJECT, against=observer, delta=1e-5)
         assert not found.finite and "as printed by the paper" in found.scope
-    assert dp.lasts(plan) is None
+    assert noise_of(plan).lasts is None
 
 
 def moved_by(section: DPPlan, subjects: list[int], secret: int, rows: int = 4_000) -> np.ndarray:
@@ -98,7 +97,7 @@ def test_the_clients_noise_is_on_the_sum_and_goes_by_the_most_of_one_person() ->
 
     Records are clipped one by one: five of them move the row by five clips, over the batch.
     """
-    noise = as_printed.noise(planned(LOCAL))
+    noise = noise_of(planned(LOCAL)).paper
     for subjects in ([0, 1, 2, 3, 4], [0, 1, 0, 3, 4], [0, 0, 0, 0, 4]):
         found = moved_by(LOCAL, subjects, 1)
         sigma = noise.sigma(np.bincount(subjects).max()) * LOCAL.clip / len(subjects)
@@ -133,14 +132,14 @@ def test_the_servers_noise_is_on_the_mean_and_goes_by_what_clients_say() -> None
         {"items": TableMean(every, values, np.full(4_000, 3))}, 0, 0, 0, 0, 0, 0,
     )  # fmt: skip
     largest = {ClientId(0): 1, ClientId(1): 4, ClientId(2): 2}
-    found = printed_result(plan, result, ScriptedEntropy(b"server"), RoundId(0), largest)
-    noise = as_printed.noise(plan)
+    found = noise_of(plan).on_means(result, ScriptedEntropy(b"server"), RoundId(0), largest)
+    noise = noise_of(plan).paper
     total = math.sqrt(sum(noise.sigma(z) ** 2 for z in largest.values())) * CENTRAL.clip * 0.5 / 3
     assert found.dense.std() == pytest.approx(total, rel=0.06)
     assert found.tables["items"].mean.std() == pytest.approx(3.0 * total, rel=0.06)
     with pytest.raises(MisuseError, match="client 2 has not said its Z"):
         del largest[ClientId(2)]
-        printed_result(plan, result, ScriptedEntropy(b"server"), RoundId(0), largest)
+        noise_of(plan).on_means(result, ScriptedEntropy(b"server"), RoundId(0), largest)
 
 
 def test_every_rounds_z_reaches_the_server() -> None:
@@ -160,8 +159,9 @@ def test_what_a_person_has_whose_records_fall_into_many_batches() -> None:
     )
     plan = planned(section)
     plan = replace(plan, simulation=replace(plan.simulation, rounds=1))
-    assert as_printed.person(plan) == pytest.approx(78.6, abs=0.1)
-    facts = as_printed.facts(plan)
+    facts = noise_of(plan).paper_facts()
+    assert facts["epsilon_one_record_in_a_batch"] == pytest.approx(78.6, abs=0.1)
+    facts = noise_of(plan).paper_facts()
     assert facts is not None and facts["epsilon"] == "inf"
     assert [round(s, 3) for s in facts["noise_by_most_of_a_person"].values()] == [
         0.735,

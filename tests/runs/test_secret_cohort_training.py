@@ -14,8 +14,8 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.plan import DPPlan, NoiseFrom, Plan, UpdatePlan
 from tessera.privacy.dp.guarantee import Observer, Unit
-from tessera.rounds import dp
 from tessera.rounds.events import RoundFinished, RoundStarted, TrainingEnded
+from tessera.rounds.noise import noise_of
 from tessera.runs.folder import RunFolder
 from tessera.runs.training import Training, complete
 from tessera.simulation.faults import random_dropouts
@@ -63,7 +63,7 @@ def test_everybody_is_charged_and_the_page_says_what_has_to_stay_secret(tmp_path
             ledger = training.clients[client].local.ledger
             assert len(ledger.entries) == 3
             found = ledger.guarantee(unit=Unit.USER, against=Observer.READERS, delta=1e-5)
-            alone = dp.noise_setting(plan).ledger(3)
+            alone = noise_of(plan).setting.ledger(3)
             assert found == alone.guarantee(unit=Unit.USER, against=Observer.READERS, delta=1e-5)
     simulate(task, planned("fedavg"), 2, out=tmp_path / "run")
     Run(tmp_path / "run").report()
@@ -75,7 +75,7 @@ def test_when_a_budget_ends_training_does_not_follow_from_who_was_drawn() -> Non
     task = toy.task(users=USERS)
     section = replace(SECTION, epsilon=1.5)
     plan = complete(planned("secure-fedavg", section), task)
-    lasts = dp.lasts(plan)
+    lasts = noise_of(plan).lasts
     assert lasts is not None and 2 <= lasts <= 12
     for seed in (b"a", b"b"):
         with Training(task, plan, entropy=ScriptedEntropy(seed)) as training:

@@ -23,7 +23,7 @@ from tessera.privacy.dp.accounting import epsilon as epsilon_of
 from tessera.privacy.dp.events import THE_POPULARITY
 from tessera.privacy.dp.guarantee import Adjacency
 from tessera.privacy.dp.mechanism import GaussianNoise
-from tessera.rounds import dp
+from tessera.rounds.noise import noise_of
 from tessera.runs.setup import RowSelection, marked, select_rows
 from tessera.runs.statistics import NoisyStatistic
 from tessera.runs.training import Training, complete
@@ -95,7 +95,7 @@ def test_the_histogram_has_the_noise_that_it_says_whoever_adds_it(trust):
     assert abs(off.mean()) < 5.0 * runs[0].deviation / math.sqrt(off.size)
     honest = plan.least_survivors - plan.corrupt_shares
     sources = SOURCES.get(trust, 20.0 / max(honest, 1))
-    assert runs[0].deviation == pytest.approx(dp.selection_noise(plan) * math.sqrt(sources))
+    assert runs[0].deviation == pytest.approx(noise_of(plan).selection_noise * math.sqrt(sources))
 
 
 def test_masked_shares_add_up_to_the_marks_and_all_shares_of_the_noise():
@@ -113,14 +113,14 @@ def test_masked_shares_add_up_to_the_marks_and_all_shares_of_the_noise():
 
 def test_popularity_and_rounds_together_keep_the_budget():
     plan = planned(noise=0.0, epsilon=3.0)
-    found, selection = dp.section(plan).noise, dp.selection_noise(plan)
+    found, selection = noise_of(plan).dp.noise, noise_of(plan).selection_noise
     total = 1.0 / math.sqrt(3 / found**2 + 1 / selection**2)
     assert 1 / selection**2 == pytest.approx(0.1 / total**2)
     one = epsilon_of([(GaussianNoise(total), 1)], adjacency=Adjacency.ZERO_OUT, delta=1e-5)
     assert one == pytest.approx(3.0, rel=1e-3) and one <= 3.0 + 1e-6
-    assert dp.lasts(plan) == 3
+    assert noise_of(plan).lasts == 3
     bare = planned(noise=0.0, epsilon=3.0, rows="own")
-    assert dp.section(bare).noise < found
+    assert noise_of(bare).dp.noise < found
 
 
 def test_every_client_is_charged_for_its_marks_before_it_trains():
@@ -131,7 +131,7 @@ def test_every_client_is_charged_for_its_marks_before_it_trains():
             ledger = training.clients[client].local.ledger
             whats = [getattr(e.event, "what", "") for e in ledger.entries]
             assert whats.count(THE_POPULARITY) == 1 and whats[0] == THE_POPULARITY
-        spent = dp.spent(plan, ledger)
+        spent = noise_of(plan).guarantee(ledger)
     assert spent is not None and 2.99 < spent.epsilon <= 3.0 and not spent.condition
 
 
@@ -249,13 +249,13 @@ def guesses(plan: Plan, runs: int) -> Guessing:
 def test_selection_hides_a_row_of_ones_own_within_its_claim_and_not_without_noise():
     plan = planned(noise=0.0, epsilon=1.0, selection=0.9)
     claim = epsilon_of(
-        [(GaussianNoise(dp.selection_noise(plan)), 1)],
+        [(GaussianNoise(noise_of(plan).selection_noise), 1)],
         adjacency=Adjacency.ZERO_OUT,
         delta=1e-5,
     )
     assert claim < 1.0
     assert guesses(plan, 400).bound(delta=1e-5, level=0.99) <= claim
-    loud = replace(plan, dp=replace(dp.section(plan), noise=0.02, epsilon=0.0))
+    loud = replace(plan, dp=replace(noise_of(plan).dp, noise=0.02, epsilon=0.0))
     assert guesses(loud, 400).bound(delta=1e-5, level=0.99) > claim
 
 

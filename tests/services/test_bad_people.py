@@ -14,7 +14,7 @@ from tessera.data.examples import SUBJECT
 from tessera.errors import ConfigError
 from tessera.plan import DPPlan, Unknown
 from tessera.privacy.dp.noise_setting import Drawn
-from tessera.rounds import dp
+from tessera.rounds.noise import delta_warning, noise_of
 from tessera.runs.training import Training, complete
 from tessera.services.bundle import pack_task
 from tessera.services.task_clients import task_maker
@@ -66,8 +66,8 @@ def test_a_person_over_the_records_that_are_claimed_is_counted_and_refused() -> 
 
 def test_a_delta_that_one_person_could_have_alone_is_named_with_its_rule() -> None:
     people = shops().subjects
-    assert "one over 20 people" in dp.delta_warning(1.0 / people, people)
-    assert dp.delta_warning(0.9 / people, people) == ""
+    assert "one over 20 people" in delta_warning(1.0 / people, people)
+    assert delta_warning(0.9 / people, people) == ""
 
 
 @pytest.mark.parametrize("clients", [1, 2, 3])
@@ -75,7 +75,7 @@ def test_each_client_of_a_person_is_charged_against_every_observer(clients: int)
     """Noise by each client itself: c clients compose as c times the releases of one."""
     plan = complete(planned(replace(PERSON, clients_per_subject=clients, noise=5.0)), task())
     once = complete(planned(replace(PERSON, clients_per_subject=1, noise=5.0)), task())
-    setting, alone = dp.noise_setting(plan), dp.noise_setting(once)
+    setting, alone = noise_of(plan).setting, noise_of(once).setting
     for observer in setting.sight.observers:
         kept = setting.ledger(4).guarantee(unit=setting.unit, against=observer, delta=1e-6)
         same = alone.ledger(4 * clients).guarantee(unit=setting.unit, against=observer, delta=1e-6)

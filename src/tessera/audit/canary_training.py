@@ -31,12 +31,7 @@ from tessera.learning.bound_model import BoundModel, Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
 from tessera.learning.training.local import Job, Trained
-from tessera.learning.training.noisy_steps import (
-    EachExample,
-    NoisySteps,
-    clipped_update,
-    noisy_update,
-)
+from tessera.learning.training.noisy_steps import EachExample, NoisySteps
 from tessera.learning.training.settings import LocalTraining
 from tessera.learning.training.vectorised.noisy import NoisyVectorised
 from tessera.plan import NoisyRows, Plan, Scheme, TablePlan
@@ -45,10 +40,10 @@ from tessera.privacy.dp.mechanism import GaussianNoise
 from tessera.privacy.dp.noise_setting import Drawn, NoiseSetting
 from tessera.protocols.secagg.phases import StageSum, TableSum
 from tessera.rounds import dp
-from tessera.rounds.clipped_vector import clipped_vector, noise_stream
+from tessera.rounds.clipped_vector import clipped_update, clipped_vector, noise_stream, noisy_update
 from tessera.rounds.cohorts import drawn_in_secret
 from tessera.rounds.encode import means
-from tessera.rounds.noisy_sum import noisy_total
+from tessera.rounds.noise import noise_of
 from tessera.runs.noisy import OfSubjects, PrintedBatches
 from tessera.wire.index_set import client_array
 
@@ -251,7 +246,7 @@ def observe_merging(
         scores = np.zeros(canaries)
         for at in range(rounds):
             secret = entropy.secret(Label.CANARIES, "merging", border, at)
-            opened = noisy_total(small, total, secret, RoundId(at))
+            opened = noise_of(small).on_sum(total, secret, RoundId(at))
             part = means(small, opened, union={}).tables[TABLE]
             scores += 1.0
             scores[part.ids] -= np.where(part.mean[:, 0] > 0.0, 1.0, 0.5)

@@ -18,14 +18,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tessera.plan import Plan
-from tessera.privacy.dp.events import WHICH_ROWS
-from tessera.rounds import dp
+from tessera.rounds.noise import Figure, noise_of
 
 NOT_CHARGED: Final = "simulation only, not charged"
 """How every exact figure is marked; in files it is the key under which their names are."""
 
-PUBLIC: Final = frozenset(
-    {
+NAMES: Final = {
+    Figure.PUBLIC: {
         # The plan's, the account's, the machine's and the code's.
         *("event", "round_id", "period", "measured", "secure", "epsilon", "condition"),
         *("noise_epsilon", "noise_scope", "layout", "version", "name", "scheme", "level", "rounds"),
@@ -39,17 +38,15 @@ PUBLIC: Final = frozenset(
         *("groups_aborted", "seeds", "folders", "predictor"),
         # Rows of the marks and of the popularity have noise (`learning/popularity.py`).
         "selection",
-    }
-)
-OF_THE_METRIC: Final = frozenset(
-    {"metric", "validation", "final", "finals", "best", "best_round", "curve", "still_improving"}
-    | {"mean", "deviation"}
-)
-"""Charged where the sums that they are of have noise."""
-OF_THE_COHORT: Final = frozenset({"cohort", "survivors", "answered", "missing", "dropouts"})
-"""Public, but where the leader draws cohorts in secret and the account relies on it."""
-OF_THE_ROWS: Final = frozenset({"bytes_up", "bytes_down", "bytes_between", "writing"})
-"""Public where no client's rows show in what it sends."""
+    },
+    Figure.METRIC: {
+        *("metric", "validation", "final", "finals", "best", "best_round", "curve"),
+        *("still_improving", "mean", "deviation"),
+    },
+    Figure.COHORT: {"cohort", "survivors", "answered", "missing", "dropouts"},
+    Figure.ROWS: {"bytes_up", "bytes_down", "bytes_between", "writing"},
+}
+FIGURES: Final = {name: figure for figure, names in NAMES.items() for name in names}
 
 
 def is_charged(plan: Plan, name: str) -> bool:
@@ -57,15 +54,7 @@ def is_charged(plan: Plan, name: str) -> bool:
 
     Names are those of events, of run.json (a part of the task as "task.PART") and of summaries.
     """
-    if plan.dp is None or name in PUBLIC:
-        return True
-    if name in OF_THE_METRIC:
-        return dp.noisy_metrics(plan)
-    if name in OF_THE_COHORT:
-        return not plan.drawn_in_secret
-    if name in OF_THE_ROWS:
-        return WHICH_ROWS.isdisjoint(dp.exact(plan))
-    return False
+    return noise_of(plan).covers(FIGURES.get(name, Figure.EXACT))
 
 
 def marked(plan: Plan, figures: Mapping[str, Any]) -> dict[str, Any]:

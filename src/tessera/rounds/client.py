@@ -15,15 +15,15 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Self
 
 from tessera import wire
-from tessera.crypto.entropy import Entropy, RootedEntropy
+from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import Identity
-from tessera.crypto.prg import Label, Stream
+from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError, ServerFault
 from tessera.ids import SERVER, ClientId, Party, RoundId, TableId
 from tessera.learning.tables.arrays import Floats, Ids
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart
-from tessera.plan import UNION, NoiseFrom, Plan
+from tessera.plan import UNION, Plan
 from tessera.privacy.dp.events import THE_SUMS, THE_UNION, IndexAnswers
 from tessera.privacy.index.period import FrozenPeriod, freeze, must_not_be_early
 from tessera.protocols.machine import (
@@ -57,7 +57,6 @@ from tessera.rounds.client_states import (
     TrainingOutput,
     UpdateSent,
 )
-from tessera.rounds.clipped_vector import noise_stream
 from tessera.rounds.encode import Clipped, RowWords
 from tessera.rounds.ideal import IdealClient, Offered, SparseInput, TrustedParty
 from tessera.rounds.local_state import LocalState, Word, check_rows
@@ -67,6 +66,7 @@ from tessera.rounds.messages import (
     UnionOpened,
     most_union_bytes,
 )
+from tessera.rounds.noise import noise_of
 from tessera.rounds.root import coins_of, draw_root
 from tessera.rounds.select import Selection
 from tessera.wire.stored import Kept, Owner
@@ -198,8 +198,8 @@ class ClientRound(Follower):
         """Freeze what the answers depend on and charge for them: before the first message."""
         if self.plan.has_union:
             self._freeze_and_charge()
-        elif schemes.of(self.plan).masks and self.plan.tables and self.plan.dp is None:
-            self._local.release(self.plan, self.round_id, THE_SUMS)
+        elif schemes.of(self.plan).masks and self.plan.tables:
+            self._local.release(self.plan, self.round_id, *noise_of(self.plan).bare(THE_SUMS))
         self._local.charge_noise(self.plan, self.round_id)
 
     def _freeze_and_charge(self) -> None:
@@ -230,7 +230,7 @@ class ClientRound(Follower):
             pool={table: pool[t.name] for table, t in roots.items()},
             agreement=local.agreement_on(plan),
         )
-        local.release(plan, self.round_id, THE_UNION, *(() if plan.dp else (THE_SUMS,)))
+        local.release(plan, self.round_id, THE_UNION, *noise_of(plan).bare(THE_SUMS))
         local.ledger.spend(
             IndexAnswers(
                 federation=plan.federation,
@@ -429,11 +429,7 @@ class ClientRound(Follower):
         plan, maps = self.plan, self._local.derived
         if asked is None:
             whole = plan.sent_rows
-            own = select.own(plan, self._local.real, maps)
-            if plan.noisy_vector is not None:
-                own = select.within(own, whole)
-            elif plan.dp is not None:
-                own = whole  # every row has noise: those that had none would show which are its own
+            own = noise_of(plan).trained_rows(select.own(plan, self._local.real, maps), whole)
             return Selection(requested=whole, trained=own)
 
         def rows(roots: Mapping[TableId, Ids]) -> dict[str, Ids]:
@@ -512,7 +508,7 @@ class ClientRound(Follower):
             coins,
             round_id=self.round_id,
             residual=self._local.residual_in(plan),
-            noise=self._noise(state.root),
+            noise=noise_of(plan).share_stream(state.root, self.round_id, self.me),
         )
         self.clipped, self.written = encoded.clipped, dict(encoded.written)
         following = TrainedModel(
@@ -523,13 +519,6 @@ class ClientRound(Follower):
             tables={plan.table_id(n): part.words for n, part in encoded.tables.items()},
         )
         return following, []
-
-    def _noise(self, root: RootedEntropy) -> Stream | None:
-        """What its share of the noise follows from, where clients add it."""
-        plan = self.plan
-        if plan.dp is None or plan.dp.trust is not NoiseFrom.SHARES:
-            return None
-        return noise_stream(root.secret(Label.SUM_NOISE), self.round_id, self.me, "whole")
 
     def _upload(self, state: TrainedModel) -> Moved | None:
         """The update's words, with those rows whose groups met the quorum."""

@@ -17,19 +17,19 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.group import Words
-from tessera.crypto.noise import discrete_gaussian
+from tessera.crypto.noise import DEVIATION, dense_noise, discrete_gaussian, row_noise
 from tessera.crypto.prg import Label, Stream, uniform
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.ids import Party, RoundId
 from tessera.learning.compression import signed
 from tessera.learning.tables.arrays import Ids
-from tessera.learning.tables.submodel import ModelUpdate
-from tessera.plan import Plan
+from tessera.learning.tables.submodel import ModelUpdate, TableUpdate
 from tessera.plan.noisy_vector import NoisyVector
 
 Values = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
+Asked = Callable[[], Integers]
 
 ATTEMPTS: Final = 64
 """Each is within the bound with probability 0.39 at least."""
@@ -120,25 +120,17 @@ def _rounded(values: Values, name: str, attempt: int, coins: Secret) -> Integers
     return np.floor(values + words.astype(np.float64) * 2.0**-32).astype(np.int64)
 
 
-def within_bound(plan: Plan) -> Callable[[Sequence[Words]], list[Words]] | None:
-    """What cuts one client's words to what an honest client may send, where they are seen.
+def within_bound(bound: float, ring: Ring, parts: Sequence[Words]) -> list[Words]:
+    """One client's words, cut to the length of what an honest client may send.
 
-    None where a plan has no such bound. A longer vector is scaled down as a whole, towards zero.
+    A longer vector is scaled down as a whole, towards zero.
     """
-    vector, ring = plan.noisy_vector, plan.ring
-    if vector is None:
-        return None
-    bound = vector.bound
-
-    def cut(parts: Sequence[Words]) -> list[Words]:
-        values = [signed(part, ring) for part in parts]
-        length = math.sqrt(sum(float(np.square(part.astype(np.float64)).sum()) for part in values))
-        if length <= bound * (1.0 + 1e-9):  # floats may round up the length of an honest vector
-            return list(parts)
-        scale = bound / length
-        return [ring.from_ints(np.trunc(part * scale).astype(np.int64)) for part in values]
-
-    return cut
+    values = [signed(part, ring) for part in parts]
+    length = math.sqrt(sum(float(np.square(part.astype(np.float64)).sum()) for part in values))
+    if length <= bound * (1.0 + 1e-9):  # floats may round up the length of an honest vector
+        return list(parts)
+    scale = bound / length
+    return [ring.from_ints(np.trunc(part * scale).astype(np.int64)) for part in values]
 
 
 def noise_stream(secret: Secret, round_id: RoundId, sender: Party, part: str) -> Stream:
@@ -147,12 +139,50 @@ def noise_stream(secret: Secret, round_id: RoundId, sender: Party, part: str) ->
     return Stream.of(secret, Label.SUM_NOISE, int(round_id), name, part)
 
 
-def add_noise(plan: Plan, words: Words, stream: Stream) -> Words:
-    """A flat vector of the ring with one source's noise on every word."""
-    vector = plan.noisy_vector
-    assert vector is not None
-    drawn = discrete_gaussian(vector.deviation).sample(stream, len(words))
-    return plan.ring.add(words, plan.ring.from_ints(drawn))
+def add_noise(ring: Ring, deviation: float, words: Words, stream: Stream) -> Words:
+    """Words of the ring with one source's noise of this deviation on each."""
+    drawn = discrete_gaussian(deviation).sample(stream, words.size).reshape(words.shape)
+    return ring.add(words, ring.from_ints(drawn))
+
+
+# --- in real numbers -----------------------------------------------------------------------------
+#
+# Where a client adds all of the noise itself, all that it sends is one unit: dense part and all
+# rows are scaled down together to the clip. Weight and counts are 1 whatever data stands behind
+# them, so that sums are divided by numbers that are known: how many took part, and how many have
+# the row at hand. They are no part of what is clipped, since they are the same if the client sends
+# zeros.
+
+
+def clipped_update(update: ModelUpdate, clip: float) -> ModelUpdate:
+    """At most `clip` long in all, weight and counts of 1; zeros where it was not finite."""
+    parts = [np.asarray(update.dense, np.float64)]
+    parts += [np.asarray(part.values, np.float64) for part in update.tables.values()]
+    length = math.sqrt(sum(float(np.square(part).sum()) for part in parts))
+    scale = 0.0 if not math.isfinite(length) else min(1.0, clip / length) if length else 1.0
+    scaled = [part * scale if scale else np.zeros_like(part) for part in parts]
+    return _replaced(update, scaled)
+
+
+def noisy_update(update: ModelUpdate, clip: float, noise: float, secret: Secret) -> ModelUpdate:
+    """A clipped update with the client's own noise on every value; in integers, towards zero."""
+    unit = clip * noise / DEVIATION
+    parts = [(update.dense, dense_noise(secret))]
+    parts += [(part.values, row_noise(secret, name)) for name, part in update.tables.items()]
+    noised: list[Values] = []
+    for part, source in parts:
+        drawn = source.draw(part.size).reshape(part.shape)
+        noised.append(np.asarray((np.trunc(part / unit) + drawn) * unit, np.float64))
+    return _replaced(update, noised)
+
+
+def _replaced(update: ModelUpdate, parts: list[Values]) -> ModelUpdate:
+    dense, *rows = parts
+    tables = {
+        name: TableUpdate(values, np.ones(len(values), np.int64))
+        for name, values in zip(update.tables, rows, strict=True)
+    }
+    return ModelUpdate(dense, 1, tables)
 
 
 # --- bounds of sums -------------------------------------------------------------------------------
@@ -179,39 +209,39 @@ class SumBounds:
     clients: int
     top: int  # the integer that stands for `clip`
     max_count: int
-    vector: NoisyVector | None = None  # where noise is on the sum
-
-    @classmethod
-    def of(cls, plan: Plan, clients: int) -> SumBounds:
-        noisy = plan.noisy_vector
-        if noisy is not None:
-            return cls(
-                clients=clients, top=noisy.top, max_count=plan.update.max_count, vector=noisy
-            )
-        return cls(clients=clients, top=plan.quantizer.top, max_count=plan.update.max_count)
 
     def rows_within(self, values: Integers, counts: Integers) -> npt.NDArray[np.bool_]:
         """For each row whether its values (rows, width) and its count are possible."""
-        if self.vector is not None:
-            most_each = self.clients * math.ceil(self.vector.bound) + self.vector.tail
-            fits = (counts >= -self.vector.tail) & (counts <= most_each)
-            return np.asarray(fits & (np.abs(values) <= most_each).all(axis=1), dtype=np.bool_)
         fits = (counts >= 0) & (counts <= self.clients * self.max_count)
         most = np.minimum(np.clip(counts, 0, None), self.clients) * self.top
         within: npt.NDArray[np.bool_] = fits & (np.abs(values) <= most[:, None]).all(axis=1)
         return within
 
-    def examples(self, counts: Integers, asked: Integers | None = None) -> Integers:
+    def examples(self, counts: Integers, asked: Asked | None = None) -> Integers:
         """The numbers that sums are divided by, from the sums of counts as they were opened.
 
-        Under noise without counts they are of clients: all, or those that `asked` for a row.
+        `asked` says how many clients of the sum asked for each row, where they did.
         """
-        if self.vector is None:
-            return counts
-        if not self.vector.counts:
-            return np.maximum(np.full_like(counts, self.clients) if asked is None else asked, 1)
-        return np.maximum(np.rint(counts / self.vector.count_scale), 1.0).astype(np.int64)
+        return counts
 
     def dense_within(self, values: Integers, weight: int) -> bool:
         """Whether these sums with this weight are possible."""
         return bool(self.rows_within(values[None, :], np.array([weight], dtype=np.int64))[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClippedBounds(SumBounds):
+    """The same where every client's input is one clipped vector, and noise is on the sum."""
+
+    vector: NoisyVector
+
+    def rows_within(self, values: Integers, counts: Integers) -> npt.NDArray[np.bool_]:
+        most = self.clients * math.ceil(self.vector.bound) + self.vector.tail
+        fits = (counts >= -self.vector.tail) & (counts <= most)
+        return np.asarray(fits & (np.abs(values) <= most).all(axis=1), dtype=np.bool_)
+
+    def examples(self, counts: Integers, asked: Asked | None = None) -> Integers:
+        """Without counts they are of clients: all, or those that asked for a row."""
+        if not self.vector.counts:
+            return np.maximum(np.full_like(counts, self.clients) if asked is None else asked(), 1)
+        return np.maximum(np.rint(counts / self.vector.count_scale), 1.0).astype(np.int64)

@@ -30,7 +30,7 @@ from tessera.rounds.encode import RoundResult, by_expected, merged
 from tessera.rounds.events import RoundAbort, RoundFinished, RoundStarted
 from tessera.rounds.fixed_groups import FixedGroup
 from tessera.rounds.messages import OUT_OF_BOUNDS
-from tessera.rounds.noisy_sum import printed_result
+from tessera.rounds.noise import noise_of
 from tessera.rounds.roles import HelperParty, RoundServer, ServerParty, StoredRole
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.two_server.helper import HelperRound
@@ -215,7 +215,7 @@ class Course:
 
         The event is as far as a server can know it: it has no client's seconds, bytes or epsilon.
         `measured`: messages were sent. `clock` says how long the round took, once all is done.
-        `largest` is for `printed_result`.
+        `largest` is for `PaperNoise.on_means`.
         """
         plan, round_id = self.plan, drawn.round_id
         results = [each.result for each in outcomes if each.result is not None]
@@ -233,7 +233,7 @@ class Course:
             )
         self.survivors = {name: drawn.named[name] for name in result.survivors}
         result = by_expected(plan, result)
-        result = printed_result(plan, result, self._party.entropy, round_id, largest)
+        result = noise_of(plan).on_means(result, self._party.entropy, round_id, largest)
         self.model.step(result, round_id)
         if self._commit is not None:
             self._commit(round_id, self.model)

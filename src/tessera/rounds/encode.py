@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -25,10 +26,12 @@ from tessera.learning.compression import Quantizer, Residual, sent_of, signed
 from tessera.learning.tables.arrays import Ids, distinct
 from tessera.learning.tables.submodel import ModelUpdate
 from tessera.plan import Plan, TablePlan
+from tessera.plan.noisy_vector import NoisyVector
 from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.unmask import surviving
 from tessera.rounds import schemes
-from tessera.rounds.clipped_vector import SumBounds, add_noise, clipped_vector
+from tessera.rounds.clipped_vector import Asked, SumBounds, add_noise, clipped_vector
+from tessera.rounds.noise import noise_of
 from tessera.wire.index_set import client_set
 
 NOTHING: Final = "training gave nothing"
@@ -146,8 +149,9 @@ def update_words(
     selects, the dense part has zeros wherever nothing is sent, and the client's `residual` takes
     part in it, if it has one.
     """
-    if plan.noisy_vector is not None:
-        return clipped_words(plan, update, trained, coins, noise)
+    vector = noise_of(plan).vector
+    if vector is not None:
+        return clipped_words(plan, vector, update, trained, coins, noise)
     if schemes.of(plan).by_rows or plan.counts_rows:
         values = np.asarray(update.dense, dtype=np.float64)
     else:
@@ -171,14 +175,14 @@ def update_words(
 
 def clipped_words(
     plan: Plan,
+    vector: NoisyVector,
     update: ModelUpdate,
     trained: Mapping[str, Ids],
     coins: Secret,
     noise: Stream | None,
 ) -> UpdateWords:
     """One clipped vector. Where clients add noise it is on every word, and all is in `dense`."""
-    vector, ring = plan.noisy_vector, plan.ring
-    assert vector is not None
+    ring = plan.ring
     if flaw(plan, update, trained):
         update = zeros(plan)
     widths = {t.name: t.width for t in plan.tables}
@@ -189,7 +193,9 @@ def clipped_words(
     if plan.by_rows:
         return UpdateWords(dense, tables, written, cut)
     whole = whole_words(plan, dense, tables)
-    return UpdateWords(whole if noise is None else add_noise(plan, whole, noise), {}, written, cut)
+    if noise is not None:
+        whole = add_noise(ring, vector.deviation, whole, noise)
+    return UpdateWords(whole, {}, written, cut)
 
 
 def dense_words(
@@ -294,10 +300,11 @@ def means(
     this round may be missing from it.
     """
     ring = plan.ring
-    bounds = SumBounds.of(plan, len(total.survivors))
+    noise, counted = noise_of(plan), client_set(total.survivors)
+    bounds = noise.sum_bounds(len(total.survivors))
     given = int(signed(total.dense[-1:], ring)[0])
     weight = int(bounds.examples(np.array([given]))[0])
-    summed = decoded(plan, plan.dense_quantizer, total.dense[:-1])
+    summed = noise.decoded(plan.dense_quantizer, total.dense[:-1])
     # Whatever is averaged by the weight; a model that counts its rows has them in between.
     length = plan.model.dense if plan.counts_rows else len(summed)
     mean = summed[:length] / max(weight, 1)
@@ -310,9 +317,7 @@ def means(
             if part is None:
                 continue
             ids = union[t.name][part.rows] if union else part.rows
-            asked = None
-            if plan.noisy_vector is not None and part.members:
-                asked = surviving(part, client_set(total.survivors))
+            asked = partial(surviving, part, counted) if part.members else None
             tables[t.name] = row_means(plan, ids, part.words, bounds, asked)
             below += part.below_quorum
             shrunk += part.shrunk
@@ -350,9 +355,9 @@ def by_expected(plan: Plan, result: RoundResult) -> RoundResult:
 
     Where counts are summed under noise, they are what sums are divided by.
     """
-    if not plan.drawn_in_secret or (plan.dp is not None and plan.dp.counts):
+    weight = noise_of(plan).expected_clients
+    if weight is None:
         return result
-    weight = plan.cohort
     tables = {
         name: TableMean(
             part.ids,
@@ -370,25 +375,18 @@ def row_means(
     ids: Ids,
     words: Words,
     bounds: SumBounds,
-    asked: npt.NDArray[np.int64] | None = None,
+    asked: Asked | None = None,
 ) -> TableMean:
     """Sums of deltas by the sums of their counts. Rows that are out of bounds are left out.
 
-    `asked` is how many clients of the sum asked for each row, where they did.
+    `asked` says how many clients of the sum asked for each row, where they did.
     """
     ring = plan.ring
     counts = signed(words[:, -1], ring)
     within = bounds.rows_within(signed(words[:, :-1], ring), counts)
     examples = bounds.examples(counts, asked)[within]
-    values = decoded(plan, plan.quantizer, words[within, :-1])
+    values = noise_of(plan).decoded(plan.quantizer, words[within, :-1])
     return TableMean(ids[within], values / np.maximum(examples, 1)[:, None], examples)
-
-
-def decoded(plan: Plan, quantizer: Quantizer, words: Words) -> npt.NDArray[np.float64]:
-    """Sums of values, which have one scale where they were clipped as one vector."""
-    if plan.noisy_vector is None:
-        return quantizer.decode(words, plan.ring)
-    return signed(words, plan.ring).astype(np.float64) / plan.noisy_vector.scale
 
 
 def merged(results: Sequence[RoundResult]) -> RoundResult:

@@ -16,7 +16,7 @@ from tessera.learning.tables.arrays import Ids
 from tessera.learning.tables.spec import DerivedMap
 from tessera.learning.tables.submodel import TablePart
 from tessera.plan import Plan, Sharing
-from tessera.privacy.dp.events import THE_UNION, Bounds, ExactRelease
+from tessera.privacy.dp.events import ExactRelease
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import Agreement, PeriodStore
 from tessera.privacy.index.response import IndexPrivacy
@@ -24,7 +24,8 @@ from tessera.protocols.machine import RoundOutcome
 from tessera.protocols.secagg.params import Threat
 from tessera.protocols.two_server.key_period import MemoryStore, OwnKeyStore
 from tessera.protocols.union.decoys import Catalogue, WholeTable
-from tessera.rounds import dp, schemes
+from tessera.rounds import schemes
+from tessera.rounds.noise import noise_of
 
 
 class Word(Enum):
@@ -150,29 +151,15 @@ class LocalState:
 
         `BudgetExceeded` if the plan's budget does not cover it, or this client's own does not.
         """
-        if plan.dp is None:
-            return
-        if self.ledger.bounds == Bounds():
-            self.ledger.bounds = dp.bounds(plan)
-        known = (THE_UNION,) if plan.has_union and not schemes.of(plan).two_servers else ()
-        self.release(plan, round_id, *(w for w in dp.exact(plan) if w not in known))
-        limits = dp.limits(plan)
-        for event in dp.events(plan, round_id):
-            self.ledger.spend(event, reason=f"round {round_id}: {event.what}", limits=limits)
+        noise_of(plan).charge(self.ledger, round_id)
 
     def charge_absent(self, plan: Plan, round_id: RoundId) -> None:
         """Charge for a round that this client was not drawn for, where that is a secret."""
-        if self.ledger.bounds == Bounds():
-            self.ledger.bounds = dp.bounds(plan)
-        limits = dp.limits(plan)
-        for event in dp.absent_events(plan, round_id):
-            self.ledger.spend(event, reason=f"round {round_id}: not drawn", limits=limits)
+        noise_of(plan).charge_absent(self.ledger, round_id)
 
     def affords(self, plan: Plan, round_id: RoundId) -> bool:
         """Whether the budget covers one more round of noise."""
-        if plan.dp is None:
-            return True
-        return self.ledger.affords(dp.events(plan, round_id), dp.limits(plan))
+        return noise_of(plan).affords(self.ledger, round_id)
 
 
 def check_rows(plan: Plan, local: LocalState) -> None:

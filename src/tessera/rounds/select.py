@@ -81,15 +81,6 @@ def own(plan: Plan, real: Mapping[str, Ids], maps: Maps) -> dict[str, Ids]:
     return found
 
 
-def within(rows: Mapping[str, Ids], sent: Mapping[str, Ids]) -> dict[str, Ids]:
-    """Those rows that everybody is sent; none of a table where nothing is said of it."""
-    none = np.zeros(0, dtype=np.uint64)
-    return {
-        name: np.intersect1d(rows.get(name, none), ids, assume_unique=True)
-        for name, ids in sent.items()
-    }
-
-
 # --- the union ------------------------------------------------------------------------------------
 
 

@@ -38,12 +38,11 @@ from tessera.protocols.secagg.groups import distinct, places_in
 from tessera.protocols.secagg.phases import StageSum, StageSums
 from tessera.protocols.secagg.server import Server
 from tessera.rounds import encode, schemes, select
-from tessera.rounds.clipped_vector import within_bound
 from tessera.rounds.delivery import SentModel
 from tessera.rounds.encode import RoundResult
 from tessera.rounds.ideal import IdealServer, TrustedParty, opened_ids, posted
 from tessera.rounds.messages import Download, UnionOpened, farewells
-from tessera.rounds.noisy_sum import noisy_total
+from tessera.rounds.noise import noise_of
 from tessera.rounds.root import StoredRoot, draw_root
 from tessera.wire.stored import ByDigest, Inner, Kept, Owner
 
@@ -134,7 +133,7 @@ class ServerRound(Coordinator):
                 round_id,
                 self.invited,
                 needed=plan.least_survivors,
-                cut=within_bound(plan),
+                cut=noise_of(plan).cut(),
             )
         self._begin(owner, self._first(root, total))
 
@@ -205,7 +204,7 @@ class ServerRound(Coordinator):
             self.round_id,
             invited,
             needed=plan.least_survivors,
-            cut=within_bound(plan),
+            cut=noise_of(plan).cut(),
         )
 
     # --- where the round stands -----------------------------------------------------------------
@@ -294,7 +293,7 @@ class ServerRound(Coordinator):
             return state, out
         # Before anybody looks at it: what follows from the sum follows from noisy words only.
         noise = state.root.secret(Label.SUM_NOISE)
-        opened = noisy_total(self.plan, total.sums[-1], noise, self.round_id)
+        opened = noise_of(self.plan).on_sum(total.sums[-1], noise, self.round_id)
         sums = (*total.sums[:-1], opened)
         return RoundSummed(sums=sums, union=state.union, residual=state.residual), out
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from copy import deepcopy
-from functools import partial
 from typing import Final
 
 from tessera.crypto.prg import Label
@@ -21,8 +20,8 @@ from tessera.learning.tables.arrays import Floats
 from tessera.learning.tables.spec import DerivedMap
 from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
-from tessera.rounds import dp
 from tessera.rounds.encode import RoundResult
+from tessera.rounds.noise import noise_of
 
 DENSE: Final = "dense"
 """The dense part's name beside what the step remembers of it."""
@@ -42,10 +41,7 @@ class ServerModel:
     ) -> None:
         """`popularity` says what rows' sums are divided by, where [dp] has them selected."""
         self.dense, self.tables, self.derived = dense, tables, dict(derived or {})
-        divide = None
-        if popularity is not None:
-            noise = dp.in_the_sum(plan)
-            divide = partial(popularity.divisors, clip=dp.section(plan).clip, noise=noise)
+        divide = noise_of(plan).divisors(popularity)
         self.averaging = Averaging(plan.server or ServerStep(), plan.model.dense, tables, divide)
 
     def step(self, result: RoundResult, round_id: RoundId) -> None:

@@ -26,9 +26,9 @@ from tessera.learning.bound_model import BoundModel
 from tessera.learning.scores import evaluate
 from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
-from tessera.rounds import dp
 from tessera.rounds.events import Event, RoundFinished
 from tessera.rounds.fixed_groups import FixedGroup
+from tessera.rounds.noise import noise_of
 from tessera.runs.statistics import NoisyStatistic, group_sums, secure_sum
 from tessera.tasks import Task
 
@@ -88,7 +88,7 @@ class Evaluation:
         what = WHAT if validation is None else VALIDATION
         data = validation or self._task.data
         metric, statistics, few = self._task.metric, {}, {}
-        noisy = dp.noisy_metrics(plan)
+        noisy = noise_of(plan).noisy_metrics
         for name, client in clients.items():
             own = data.test_of(int(client))
             scores = self.scores(dense, tables, own)
@@ -103,12 +103,12 @@ class Evaluation:
             return None if summed is None else metric.from_statistics(summed)
         if not noisy:
             return metric.from_statistics(secure_sum(statistics, plan, what, round_id, entropy))
-        counted = dp.section(plan).counted
+        counted = noise_of(plan).dp.counted
         total = NoisyStatistic(
             plan=plan,
             entropy=entropy,
             what=what,
-            noise=dp.metrics_noise(plan),
+            noise=noise_of(plan).metrics_noise,
             words=len(next(iter(few.values()))),
             round_id=round_id,
         ).over_cohort(list(few), lambda name: few[name] / counted)

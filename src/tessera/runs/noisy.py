@@ -24,18 +24,18 @@ from tessera.privacy.dp.subjects import (
     fixed_size_batch,
     largest_group,
 )
-from tessera.rounds import as_printed, dp
+from tessera.rounds.noise import noise_of
 from tessera.tasks import Task
 
 
 def noisy_steps(plan: Plan) -> NoisySteps:
     """What the plan's clients do in a round, for a unit that is protected in every step."""
-    section = dp.section(plan)
+    section = noise_of(plan).dp
     if section.unit == "index":
         return index_steps(plan)
     assert plan.training is not None
     if section.printed is not Printed.NONE:
-        printed = as_printed.noise(plan)
+        printed = noise_of(plan).paper
         return NoisySteps(
             clip=section.clip,
             noise=printed.unit,
@@ -63,7 +63,7 @@ def index_steps(plan: Plan) -> NoisySteps:
     Noise is for `clip`, and an example's is shorter. What others add noise to is clipped as it is
     sent: by the first rate, and later ones are not higher.
     """
-    section, training = dp.section(plan), plan.training
+    section, training = noise_of(plan).dp, plan.training
     assert training is not None
     local = section.trust is NoiseFrom.LOCAL
     if training.decay > 1.0 and not local:
@@ -84,7 +84,7 @@ def index_steps(plan: Plan) -> NoisySteps:
 
 def cut_examples(plan: Plan, bound: BoundModel, examples: Examples, secret: Secret) -> Examples:
     """A client's examples of a round, cut by its own coins where a row is what is protected."""
-    section = dp.section(plan)
+    section = noise_of(plan).dp
     if section.unit != "index":
         return examples
     places = places_in(bound.fetched_fields(examples))
@@ -117,7 +117,7 @@ def _check_index(task: Task, bound: BoundModel) -> None:
 
 
 def drawing(plan: Plan) -> Drawing:
-    section = dp.section(plan)
+    section = noise_of(plan).dp
     if section.unit == "item":
         return EachExample(section.sampling)
     return OfSubjects(section.sampling, section.cap, section.drawn)

@@ -30,8 +30,8 @@ from tessera.learning.task_setup import Progress, Setup, SetupResult
 from tessera.plan import NoisyRows, Plan
 from tessera.privacy.dp.events import THE_SETUP_SUM, ExactRelease, NoisySum
 from tessera.privacy.dp.ledger import Ledger
-from tessera.rounds import dp
 from tessera.rounds.fixed_groups import FixedGroup
+from tessera.rounds.noise import noise_of
 from tessera.rounds.root import lasting_secret
 from tessera.runs.statistics import NoisyStatistic, population_sum
 from tessera.tasks import Task
@@ -104,9 +104,9 @@ def _noisy(
     progress: Progress | None,
 ) -> tuple[npt.NDArray[np.int64], dict[str, Any]]:
     """The sum with noise, in the numbers that a set-up counts in."""
-    spans, counted = setup.spans(data), dp.section(plan).counted
+    spans, counted = setup.spans(data), noise_of(plan).dp.counted
     statistic = NoisyStatistic(
-        plan=plan, entropy=entropy, what=WHAT, noise=dp.setup_noise(plan), words=len(spans)
+        plan=plan, entropy=entropy, what=WHAT, noise=noise_of(plan).setup_noise, words=len(spans)
     )
     total = statistic.over_all(
         clients, lambda c: setup.count(data.of(int(c))) / (spans * counted), progress
@@ -161,7 +161,7 @@ class RowSelection:
             plan=plan,
             entropy=entropy,
             what=SELECTION,
-            noise=dp.selection_noise(plan),
+            noise=noise_of(plan).selection_noise,
             words=sum(self._sizes.values()),
         )
 
@@ -175,7 +175,7 @@ class RowSelection:
             marks=marks,
             clients=total.clients,
             deviation=total.deviation,
-            threshold=dp.section(self._plan).threshold,
+            threshold=noise_of(self._plan).dp.threshold,
         )
 
     def marks(self, client: ClientId) -> Marks:
@@ -212,7 +212,7 @@ class Ledgers:
     def of(self, client: ClientId) -> Ledger:
         if client not in self._made:
             noisy = self._plan.dp is not None
-            self._made[client] = Ledger(bounds=dp.bounds(self._plan)) if noisy else Ledger()
+            self._made[client] = Ledger(bounds=noise_of(self._plan).bounds) if noisy else Ledger()
         return self._made[client]
 
     def charge_setup(self, clients: Iterable[ClientId]) -> None:
@@ -221,17 +221,17 @@ class Ledgers:
         if plan.dp is None:
             return
         exact = ExactRelease(federation=plan.federation, round_id=RoundId(0), what=THE_SETUP_SUM)
-        self._charge(clients, [*dp.setup_events(plan)] if plan.dp.setup else [exact])
+        self._charge(clients, [*noise_of(plan).setup_events()] if plan.dp.setup else [exact])
 
     def charge_selection(self, clients: Iterable[ClientId]) -> None:
         """For their marks, where rows are selected."""
         if self._plan.dp is not None:
-            self._charge(clients, [*dp.selection_events(self._plan)])
+            self._charge(clients, [*noise_of(self._plan).selection_events()])
 
     def _charge(
         self, clients: Iterable[ClientId], events: Sequence[NoisySum | ExactRelease]
     ) -> None:
-        limits = dp.limits(self._plan)
+        limits = noise_of(self._plan).limits
         for client in clients:
             for event in events:
                 reason = f"before the first round: {event.what}"

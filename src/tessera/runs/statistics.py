@@ -32,8 +32,9 @@ from tessera.privacy.dp.noise_setting import LEAST_SHARE, NO_ROUND
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.params import GraphKind, SecAggParams, StageSpec, Threat
 from tessera.protocols.secagg.standalone import Aggregator, Contribution, Contributor
-from tessera.rounds import dp, schemes
+from tessera.rounds import schemes
 from tessera.rounds.fixed_groups import FixedGroup
+from tessera.rounds.noise import noise_of
 from tessera.simulation.simulator import Simulator
 
 Counts = npt.NDArray[np.int64]
@@ -228,7 +229,7 @@ class NoisyStatistic:
 
     @property
     def trust(self) -> NoiseFrom:
-        return dp.section(self.plan).trust
+        return noise_of(self.plan).dp.trust
 
     def over_all(
         self, clients: Sequence[ClientId], part: Part, progress: Progress | None = None

@@ -45,11 +45,12 @@ from tessera.plan.dp import SETUP_SHARE, row_list_of, trained_with
 from tessera.privacy.dp.ledger import BudgetExceeded
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.secagg.params import Threat
-from tessera.rounds import dp, schemes
+from tessera.rounds import schemes
 from tessera.rounds.events import Event, TrainingEnded
 from tessera.rounds.fixed_groups import FixedGroup, formed
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.negatives import with_negatives
+from tessera.rounds.noise import noise_of
 from tessera.rounds.root import lasting_secret, simulated_coins
 from tessera.runs.client_training import ClientTraining, contribution
 from tessera.runs.evaluation import EarlyStopping, Evaluation
@@ -140,7 +141,7 @@ def complete(plan: Plan, task: Task) -> Plan:
         if plan.union.max_rows == UnionPlan().max_rows
         else plan.union,
     )
-    return dp.calibrated(whole)
+    return noise_of(whole).calibrated()
 
 
 def _shapes(plan: Plan, bound: BoundModel) -> str:
@@ -477,12 +478,12 @@ class Training:
             "client has had"
         )
         if self.plan.drawn_in_secret:  # when it ends is not to follow from who was drawn
-            lasts = dp.lasts(self.plan)
+            lasts = noise_of(self.plan).lasts
             over = lasts is not None and int(round_id) >= lasts
             return f"{spent} up to {lasts} rounds" if over else ""
         for client in self.federation.cohorts.sample(round_id):
             if not self.clients[client].local.affords(self.plan, round_id):
-                return f"{spent} {dp.lasts(self.plan)} rounds"
+                return f"{spent} {noise_of(self.plan).lasts} rounds"
         return ""
 
     def job(self, client: ClientId, submodel: Submodel, round_id: RoundId | None = None) -> Job:
@@ -519,7 +520,7 @@ class Training:
         dense, tables = self.federation.dense, self.tables | self.local
         if self.plan.simulation.metrics is Metrics.CENTRAL:
             return self.evaluation.metric(dense, tables)
-        if dp.noisy_metrics(self.plan) and not dp.tested_in(self.plan, round_id):
+        if not noise_of(self.plan).may_test(round_id):
             return None  # nobody was charged for it
         return self.evaluation.federated(
             self.plan,

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from tessera.ids import ClientId
 from tessera.privacy.dp.guarantee import Guarantee
-from tessera.rounds import dp
 from tessera.rounds.course import PartOutcome
 from tessera.rounds.events import RoundFinished
+from tessera.rounds.noise import noise_of
 from tessera.rounds.two_server.leader import LeaderRound
 from tessera.simulation.cohort_training import TrainingOutcome
 from tessera.simulation.stopwatch import TRAIN, Counted
@@ -42,7 +42,7 @@ def measured_round(
         found
         for part in parts
         for c in part.named.values()
-        if (found := dp.spent(part.part.plan, participants[c].local.ledger)) is not None
+        if (found := noise_of(part.part.plan).guarantee(participants[c].local.ledger)) is not None
     ]
     noise = max(left, key=lambda g: g.epsilon, default=None)
     client_seconds = _mean_by_category(parts, Counted.SECONDS)

@@ -52,6 +52,7 @@ from tessera.rounds.encode import Clipped, UpdateWords
 from tessera.rounds.ideal import IdealClient, Offered
 from tessera.rounds.local_state import LocalState, check_rows
 from tessera.rounds.messages import UnionOpened, most_union_bytes
+from tessera.rounds.noise import noise_of
 from tessera.rounds.root import coins_of, draw_root, lasting_secret
 from tessera.rounds.select import Selection
 from tessera.rounds.two_server.client_roles import ClientRoles, WokenClientRoles
@@ -192,8 +193,8 @@ class TwoServerClientRound(Follower):
                 "keep the decoys, or join a federation of another name",
             )
         union = (THE_UNION,) if plan.narrows else ()
-        if plan.dp is None:
-            local.release(plan, self.round_id, *union, "the rows written", THE_SUMS)
+        bare = noise_of(plan).bare(*union, "the rows written", THE_SUMS)
+        local.release(plan, self.round_id, *bare)
         local.charge_noise(plan, self.round_id)
         self._count_left_out(self._held())
 

@@ -24,6 +24,7 @@ from tessera.protocols.two_server.params import (
     TwoServerParams,
     TwoServerTable,
 )
+from tessera.rounds.noise import noise_of
 from tessera.rounds.two_server.write_cost import cut_cost, stash_of, write_cost
 
 
@@ -90,7 +91,7 @@ def two_server_params(
         verify=plan.two_server.verify,
         key_rounds=plan.two_server.key_rounds,
         absent=Absent(plan.two_server.absent.value),
-        noise=0.0 if plan.noisy_vector is None else plan.noisy_vector.deviation,
+        noise=noise_of(plan).server_deviation,
     )
 
 
