@@ -20,8 +20,9 @@ from typing import Any, Final
 import numpy as np
 
 from papers import fedmmf_models as fedmmf
-from papers import fedmmf_page
-from papers.cells import STARS, Cell, Request, say, stars
+from papers import show
+from papers.cells import STARS, Cell, Request, line, no_data, plain, say, stars, target, there
+from papers.fedmmf_claims import J_HELD_BACK, J_SHARED, LAYOUT, MASKS_ALONE
 from papers.fedmmf_models import (
     BY_ATTRIBUTES,
     CENTRAL,
@@ -32,11 +33,10 @@ from papers.fedmmf_models import (
     ORDERS,
     Bench,
     RatingSet,
-    RatingSource,
     Result,
     prepared,
 )
-from papers.fedmmf_show import show
+from papers.show import DEVIATION
 from tessera.audit.ratings.masks import (
     BINS,
     PROPORTIONS,
@@ -47,11 +47,10 @@ from tessera.audit.ratings.masks import (
     recovery,
 )
 from tessera.data.ratings import RatingData
-from tessera.errors import ConfigError
 from tessera.plan import Crypto, Sharing
 from tessera.rounds import schemes
 
-__all__ = ["DEFAULT", "PARTS", "TAKES", "cells", "show"]
+__all__ = ["DEFAULT", "LAYOUT", "PARTS", "TAKES", "cells"]
 
 PARTS: Final = ("table4", "attacks", "figure4", "paths")
 DEFAULT: Final = PARTS
@@ -141,35 +140,25 @@ BASELINES: Final = {"user mean": "user mean", "item mean": "item mean", "sum": "
 
 def cells(request: Request) -> list[Cell]:
     """The requested parts, and the page about them."""
-    folder = request.cache / "fedmmf"
-    bench = Bench(
-        folder, RatingSource(request.data), request.quick, request.rounds, watch=request.watch
-    )
+    bench = Bench.of(request)
     makers = {"table4": table4, "attacks": attacks, "figure4": figure4, "paths": paths}
     found: list[Cell] = []
     for part in request.parts:
         found += makers[part](bench, request)
     if not found:
-        raise ConfigError("fedmmf: no data set is there", hint="see docs/data.md, or --data")
-    written = fedmmf_page.write(found, folder / PAGE, quick=request.quick)
-    say(f"page: {written}")
+        raise no_data("fedmmf")
+    show.write(found, LAYOUT, bench.cache.folder / PAGE, quick=request.quick)
     return found
 
 
 def wanted(request: Request) -> Iterator[RatingSet]:
-    for each in fedmmf.SETS:
-        if not request.sets or each.name in request.sets or each.task in request.sets:
-            yield each
+    return (each for each in fedmmf.SETS if request.wants(each.name, each.task))
 
 
-def there(bench: Bench, of: RatingSet, seed: int) -> bool:
+def readable(bench: Bench, of: RatingSet, seed: int) -> bool:
     """Whether its files are there; if not, a note says so."""
-    try:
-        bench.data.read(of.task, {**of.options, "seed": seed})
-    except ConfigError as error:
-        say(f"left out: {of.name}: {error}")
-        return False
-    return True
+    options = {**of.options, "seed": seed}
+    return there(lambda: bench.data.read(of.task, options), of.name) is not None
 
 
 # --- Table 4 --------------------------------------------------------------------------------------
@@ -179,10 +168,9 @@ def table4(bench: Bench, request: Request) -> Iterator[Cell]:
     """Errors of every model, by set; then what the masks gain over FedMF, seed by seed."""
     every: dict[str, dict[str, list[Result]]] = {}
     for of in wanted(request):
-        seeds = request.seeds or of.seeds
-        seeds = seeds[:1] if request.quick else seeds
+        seeds = request.seeds_of(of.seeds)
         chosen = of.quick_models if request.quick else of.models
-        if not there(bench, of, seeds[0]):
+        if not readable(bench, of, seeds[0]):
             continue
         # Seed by seed, so that the data of one is read once.
         results: dict[str, list[Result]] = {}
@@ -215,7 +203,7 @@ def set_cells(
             "no rounds: each client by itself" if alone else how(found[0]),
             "" if printed is None or of.same else f"paper: {of.paper}, which is other data",
             "" if printed is None or not of.same else of_paper(values, printed),
-            "" if quick else target(of, key, values),
+            "" if quick else aimed_at(of, key, values),
         ]
         yield from errors(table, title, values, printed, notes)
 
@@ -247,24 +235,9 @@ def errors(
     for at, name in enumerate(("RMSE", "MAE")):
         found = [value[name] for value in values]
         paper = (None, None) if printed is None else printed[2 * at : 2 * at + 2]
-        yield Cell(
-            table=table,
-            row=row,
-            column=name,
-            paper=paper[0],
-            ours=mean(found),
-            unit=STARS,
-            note=note,
-        )
-        yield Cell(
-            table=table,
-            row=row,
-            column=f"{name}, sd",
-            paper=paper[1],
-            ours=pstdev(found) if len(found) > 1 else None,
-            unit=STARS,
-            note=seeds,
-        )
+        yield plain(table, row, name, mean(found), STARS, note, paper=paper[0])
+        off = pstdev(found) if len(found) > 1 else None
+        yield plain(table, row, name + DEVIATION, off, STARS, seeds, paper=paper[1])
 
 
 def how(result: Result) -> str:
@@ -278,21 +251,20 @@ def of_paper(values: Sequence[Mapping[str, float]], printed: Printed) -> str:
     return f"{mean(v['RMSE'] for v in values) - printed[0]:+.4f} to the paper"
 
 
-def target(of: RatingSet, key: str, values: Sequence[Mapping[str, float]]) -> str:
+def aimed_at(of: RatingSet, key: str, values: Sequence[Mapping[str, float]]) -> str:
     most = TARGETS.get((of.name, key))
     if most is None:
         return ""
-    met = "met" if mean(v["RMSE"] for v in values) <= most else "MISSED"
-    return f"target <= {most:g}: {met}"
+    return target(f"<= {most:g}", met=mean(v["RMSE"] for v in values) <= most)
 
 
 def gain_cells(of: RatingSet, results: Mapping[str, Sequence[Result]]) -> Iterator[Cell]:
     """Masked less plain, paired by seed: below 0 the mask helps."""
-    plain = results.get(FEDMF.key, ())
+    unmasked = results.get(FEDMF.key, ())
     for model in MASKED:
         found = results.get(model.key, ())
         pairs = [
-            a.measures["RMSE"] - b.measures["RMSE"] for a, b in zip(found, plain, strict=False)
+            a.measures["RMSE"] - b.measures["RMSE"] for a, b in zip(found, unmasked, strict=False)
         ]
         if not pairs:
             continue
@@ -305,16 +277,9 @@ def gain_cells(of: RatingSet, results: Mapping[str, Sequence[Result]]) -> Iterat
             note += f"; paper: {of.paper}"
         if (of.name, model.key, len(pairs)) == ("MovieLens 100K", "fedmmf-linear", 5):
             met = mean(pairs) <= GAIN and sum(p < 0 for p in pairs) >= 4
-            note += f"; target <= {GAIN:g}, on 4 of 5 below 0: {'met' if met else 'MISSED'}"
-        yield Cell(
-            table=GAINS,
-            row=f"{of.name}: {ORDERS[str(model.mask)]}",
-            column="RMSE",
-            paper=paper,
-            ours=mean(pairs),
-            unit=STARS,
-            note=note,
-        )
+            note += f"; {target(f'<= {GAIN:g}, on 4 of 5 below 0', met=met)}"
+        row = f"{of.name}: {ORDERS[str(model.mask)]}"
+        yield plain(GAINS, row, "RMSE", mean(pairs), STARS, note, paper=paper)
 
 
 # --- Tables 2 and 3 -------------------------------------------------------------------------------
@@ -328,7 +293,7 @@ def attacks(bench: Bench, request: Request) -> Iterator[Cell]:
         if request.quick and of.task != "ratings-100k":
             continue
         seed = (request.seeds or of.seeds)[0]
-        if not there(bench, of, seed):
+        if not readable(bench, of, seed):
             continue
         summary = f"What masked ratings give away, {of.name}"
         for mask in ("fm", "linear"):
@@ -370,7 +335,7 @@ def attack_cells(
         "top tenth found, fairly": float(ranks[True].pooled[0]),
     }
     for column, value in summaries.items():
-        yield Cell(table=summary, row=ORDERS[mask], column=column, paper=None, ours=value, unit="")
+        yield plain(summary, ORDERS[mask], column, value)
 
 
 def within(masked: Numbers, true: Numbers, data: RatingData) -> float:
@@ -385,17 +350,11 @@ def binned(
     table: str, names: Sequence[str], rates: HitRates, paper: Sequence[Sequence[int]] | None
 ) -> Iterator[Cell]:
     """Per cent of the clients with a rate in each bin."""
+    note = "" if paper is None else "paper: two order, MovieLens 10M"
     for at, (name, shares) in enumerate(zip(names, rates.binned, strict=True)):
         for column, value in enumerate(shares):
-            yield Cell(
-                table=table,
-                row=name,
-                column=BINS[column],
-                paper=None if paper is None else float(paper[at][column]),
-                ours=100 * float(value),
-                unit="%",
-                note="" if paper is None else "paper: two order, MovieLens 10M",
-            )
+            printed = None if paper is None else float(paper[at][column])
+            yield plain(table, name, BINS[column], 100 * float(value), "%", note, paper=printed)
 
 
 # --- Figure 4 -------------------------------------------------------------------------------------
@@ -404,7 +363,7 @@ def binned(
 def figure4(bench: Bench, request: Request) -> Iterator[Cell]:
     """Two-order FedMMF on MovieLens 100K, one seed, the same penalty for every client's mask."""
     of = next((each for each in wanted(request) if each.name == "MovieLens 100K"), None)
-    if of is None or not there(bench, of, (request.seeds or of.seeds)[0]):
+    if of is None or not readable(bench, of, (request.seeds or of.seeds)[0]):
         return
     model = next(m for m in MASKED if m.mask == "fm")
     table = f"Figure 4, indicator and error over the mask's penalty: {of.name}, two order"
@@ -417,21 +376,13 @@ def figure4(bench: Bench, request: Request) -> Iterator[Cell]:
             rounds=QUICK_ROUNDS if request.quick else None,
         )
         assert found.indicator is not None
-        for column, value, unit in (
-            ("J, ratings shared", found.indicator["shared"], ""),
-            ("J, held-back ratings", found.indicator["estimated"], ""),
+        figures = (
+            (J_SHARED, found.indicator["shared"], ""),
+            (J_HELD_BACK, found.indicator["estimated"], ""),
             ("RMSE", found.measures["RMSE"], STARS),
-            ("RMSE of the masks alone", (found.alone or {})["RMSE"], STARS),
-        ):
-            yield Cell(
-                table=table,
-                row=f"{penalty:g}",
-                column=column,
-                paper=None,
-                ours=value,
-                unit=unit,
-                note=how(found),
-            )
+            (MASKS_ALONE, (found.alone or {})["RMSE"], STARS),
+        )
+        yield from line(table, f"{penalty:g}", figures, how(found))
 
 
 # --- paths ----------------------------------------------------------------------------------------
@@ -441,7 +392,7 @@ def paths(bench: Bench, request: Request) -> Iterator[Cell]:
     """Who would send unmasked updates, by the indicator; and one model trained each way."""
     of = next((each for each in wanted(request) if each.name == "MovieLens 100K"), None)
     seed = (request.seeds or (0,))[0]
-    if of is None or not there(bench, of, seed):
+    if of is None or not readable(bench, of, seed):
         return
     table = f"Paths: clients with unmasked updates by the indicator, {of.name}"
     for mask in ("linear", "fm"):
@@ -450,15 +401,9 @@ def paths(bench: Bench, request: Request) -> Iterator[Cell]:
         assert ready.indicator is not None
         for threshold in THRESHOLDS:
             share = float(np.mean(ready.indicator <= threshold))  # NaN is not
-            yield Cell(
-                table=table,
-                row=f"indicator = {threshold:g}",
-                column=ORDERS[mask],
-                paper=None,
-                ours=100 * share,
-                unit="%",
-                note="each of them reveals that its mask is at least so good",
-            )
+            note = "each of them reveals that its mask is at least so good"
+            row = f"indicator = {threshold:g}"
+            yield plain(table, row, ORDERS[mask], 100 * share, "%", note)
         if mask == "linear":
             middle = float(np.nanmedian(ready.indicator))
     yield from path_runs(bench, of, seed, round(middle, 4))
@@ -484,17 +429,9 @@ def path_runs(bench: Bench, of: RatingSet, seed: int, threshold: float) -> Itera
             Sharing.PLAIN: "no client masked",
             Sharing.AUTO: f"unmasked with an indicator up to {threshold:g}, their median",
         }[sharing]
-        for column, value, unit in (
+        figures = (
             ("RMSE", found.measures["RMSE"], STARS),
             ("largest difference of an item's factor", float(np.abs(items - start).max()), ""),
             ("unmasked clients, per round", found.unmasked, ""),
-        ):
-            yield Cell(
-                table=table,
-                row=sharing.value,
-                column=column,
-                paper=None,
-                ours=value,
-                unit=unit,
-                note=note,
-            )
+        )
+        yield from line(table, sharing.value, figures, note)

@@ -5,15 +5,13 @@ the sets that are there. A cell of Table 4 is a run with a checkpoint in the cac
 stopped goes on, and what was done is read back.
 
 Cryptography is sampled: of each set's first run of FedMF the first round is real; all others add
-the same integers in the clear, which changes no bit of a model (`rounds/ideal.py`). In quick
-runs no round of more than a hundred clients is real.
+the same integers in the clear, which changes no bit of a model. In quick runs no round of more than
+a hundred clients is real.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -22,9 +20,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from papers.cells import Watch, unwatched
-from papers.runs import training_version
-from papers.sfsl_curves import slug
+from papers.cells import Request
+from papers.runs import Cache, Trainings
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError
@@ -34,17 +31,14 @@ from tessera.learning.training.vectorised.learner import single_threaded
 from tessera.plan import Crypto, Plan, PrivacyPlan, Scheme, SecurityPlan, SimulationPlan, TaskPlan
 from tessera.privacy.masks import indicator
 from tessera.protocols.secagg.params import GraphKind
-from tessera.rounds import schemes
 from tessera.rounds.root import lasting_secret
 from tessera.runs.central import CentralTraining
-from tessera.runs.description import describe
-from tessera.runs.folder import CHECKPOINT, PLAN, RunFolder
+from tessera.runs.folder import CHECKPOINT
 from tessera.runs.learners import Trainer
 from tessera.runs.training import Training, complete
 from tessera.tasks import Task, known
 
 SCRIPT: Final = "fedmmf"
-FOUND: Final = "found.json"
 ITEMS: Final = "items.npy"
 
 
@@ -162,8 +156,6 @@ class Result:
     """What a run gave. `alone` is the error of the masks without a federation, `indicator` what is
     left of the ratings by Definition 3.1: of those that are shared, and as clients estimate it."""
 
-    set: str
-    model: str
     seed: int
     measures: dict[str, float]
     baselines: dict[str, dict[str, float]]
@@ -172,14 +164,11 @@ class Result:
     rounds: int
     cohort: int
     clients: int
-    seconds: float
-    curve: list[tuple[int, float]]
-    setup: dict[str, Any]
-    real: int = 0  # rounds with real messages
-    unmasked: float = 0.0
-    alone: dict[str, float] | None = None
-    indicator: dict[str, float] | None = None
-    folder: str = ""
+    real: int  # rounds with real messages
+    unmasked: float
+    alone: dict[str, float] | None
+    indicator: dict[str, float] | None
+    folder: str
 
 
 class RatingSource:
@@ -209,14 +198,18 @@ class RatingSource:
 class Bench:
     """Where runs are kept, and how much of each is done."""
 
-    folder: Path
+    cache: Cache
+    trainings: Trainings
     data: RatingSource
     quick: bool
     rounds: int | None = None
-    code: str = field(
-        default_factory=lambda: training_version()
-    )  # as it was loaded, whatever is edited since
-    watch: Watch = unwatched
+
+    @classmethod
+    def of(cls, request: Request) -> Bench:
+        folder = request.cache / SCRIPT
+        trainings = Trainings(folder, SCRIPT, request.watch)
+        data = RatingSource(request.data)
+        return cls(Cache(folder), trainings, data, request.quick, request.rounds)
 
     def result(
         self,
@@ -234,25 +227,16 @@ class Bench:
         total = self.rounds or rounds or self._rounds(of, model)
         plan = plan or self.plan(of, model, seed, total)
         plan = replace(plan, task=TaskPlan(name=of.task, options={**own, **about}))
-        key = {
-            "plan": plan.to_toml(),
-            "rounds": total,
-            "data": str(self.data.folder or ""),
-            "code": self.code,
-        }
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-        place = self.folder / f"{slug(of.name)}-{model.key}-{seed}-{digest[:12]}"
-        if (place / FOUND).exists():
-            return _read(place / FOUND)
-        task = self.data.task(of.task, own, about)
+        name = f"{of.name}-{model.key}-{seed}"
+        place = self.trainings.place(name, plan, total, self.data.folder)
         more = "".join(f", {name} {value:g}" for name, value in (options or {}).items())
         title = f"{of.name}, {model.name}{more}, seed {seed}"
-        found = self._train(place, task, plan, total, title)
-        result = replace(found, set=of.name, model=model.key, seed=seed)
-        draft = place / f"{FOUND}.part"
-        draft.write_text(json.dumps(asdict(result)))
-        draft.replace(place / FOUND)
-        return result
+
+        def work() -> dict[str, Any]:
+            task = self.data.task(of.task, own, about)
+            return asdict(self._train(place, task, complete(plan, task), total, title))
+
+        return Result(**self.cache.get("model", {"run": place.name}, work, title=title))
 
     def _rounds(self, of: RatingSet, model: RatingModel) -> int:
         if self.quick:
@@ -281,36 +265,16 @@ class Bench:
         return not self.quick and of.real and model is FEDMF and seed == of.seeds[0]
 
     def _train(self, place: Path, task: Task, plan: Plan, rounds: int, title: str) -> Result:
-        plan = complete(plan, task)
-        started = (place / PLAN).exists()
-        log = RunFolder.load(place) if started else RunFolder.create(place, plan)
-        begun = time.monotonic()
         trainer = Trainer.VECTORISED if self.quick else Trainer.AUTO  # a few rounds earn no compile
-        with single_threaded(), _training(place / CHECKPOINT, task, plan, trainer) as training:
-            learner = {"name": "in one place", "reason": ""}
-            if isinstance(training, Training):
-                chosen = training.learner
-                learner = {"name": chosen.learner.name, "reason": chosen.reason}
-            setup = {} if training.setup is None else dict(training.setup.facts)
-            trivial = task.metric.baselines(task.data)
-            facts = describe(task, plan, rounds, learner, SCRIPT, trivial)
-            log.describe({**facts, "setup": setup, "views": False})
-            log.forget_after(training.rounds_done - 1)
-            metric = task.metric.name
-            with self.watch(rounds, title=title, metric=metric) as watcher:
-                for event in training.run(rounds):
-                    log.append(event)
-                    watcher.on_event(event)
-            measures = _measures(training)
+        run = self.trainings.run(place, task, plan, rounds, title=title, trainer=trainer)
+        lines = run.rounds
+        with single_threaded(), self.trainings.reopened(task, plan, place / CHECKPOINT) as training:
             if isinstance(training, Training) and "items" in training.tables:
                 table = training.tables["items"]
                 np.save(place / ITEMS, table.values(np.arange(table.size, dtype=np.uint64)))
-            lines = list(log.rounds())
             return Result(
-                set="",
-                model="",
                 seed=plan.seed,
-                measures=measures,
+                measures=_measures(training),
                 baselines={
                     name: task.metric.measures(guess, task.data.test)
                     for name, guess in averages(task.data).items()
@@ -320,9 +284,6 @@ class Bench:
                 rounds=rounds,
                 cohort=plan.cohort,
                 clients=task.data.clients,
-                seconds=time.monotonic() - begun,
-                curve=[(x["round_id"] + 1, x["metric"]) for x in lines if x["metric"] is not None],
-                setup=json.loads(json.dumps(setup)),
                 real=sum(bool(x["measured"]) for x in lines),
                 unmasked=float(np.mean([x["unmasked"] for x in lines])),
                 alone=_alone(task, training.setup),
@@ -334,15 +295,6 @@ class Bench:
 def federation(of: RatingSet) -> str:
     """Every model of a set is trained by the same clients, who hold back the same ratings."""
     return f"fedmmf, {of.name}"
-
-
-def _training(
-    checkpoint: Path, task: Task, plan: Plan, trainer: Trainer
-) -> Training | CentralTraining:
-    entropy = ScriptedEntropy(SCRIPT.encode())  # so that figures come out again
-    if not schemes.of(plan).federated:
-        return CentralTraining(task, plan, folder=checkpoint, entropy=entropy)
-    return Training(task, plan, folder=checkpoint, entropy=entropy, trainer=trainer)
 
 
 def _measures(training: Training | CentralTraining) -> dict[str, float]:
@@ -379,9 +331,3 @@ def prepared(task: Task, of: RatingSet) -> SetupResult:
         raise ConfigError(f"task {task.name!r} has no set-up")
     secret = partial(lasting_secret, ScriptedEntropy(SCRIPT.encode()), federation(of))
     return task.setup.finish(task.data, task.setup.count(task.data.train), secret)
-
-
-def _read(path: Path) -> Result:
-    found = json.loads(path.read_text())
-    found["curve"] = [(int(at), float(value)) for at, value in found["curve"]]
-    return Result(**found)

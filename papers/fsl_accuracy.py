@@ -14,7 +14,6 @@ a held-out part of the training examples.
 from __future__ import annotations
 
 import gc
-import hashlib
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,15 +21,14 @@ from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any, Final
 
-from papers.cells import Cell, Request, say
-from papers.runs import training_version
+from papers.cells import Cell, Request, no_data, plain, target, there
+from papers.runs import Trainings
+from papers.show import Layout
 from tessera import tasks
-from tessera.api import Run, simulate
-from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import ConfigError
 from tessera.learning.training.vectorised.learner import single_threaded
 from tessera.plan import Crypto, Plan, Scheme, SimulationPlan, TaskPlan, UpdatePlan
-from tessera.runs.folder import CHECKPOINT, PLAN
+from tessera.runs.folder import CHECKPOINT
 from tessera.runs.training import Training, complete
 from tessera.tasks import Task
 
@@ -94,7 +92,7 @@ TRIALS: Final = {
 PARTS: Final = tuple(TRIALS)
 DEFAULT: Final = PARTS
 TAKES: Final = ("seeds", "rounds", "variants", "data")
-SEEDS: Final = (0, 1, 2)
+LAYOUT: Final = Layout()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,99 +129,87 @@ def outcome(request: Request, task: Task, trial: Trial, row: Selecting, seed: in
     """One run, from the cache as far as it is there."""
     rounds = request.rounds or (trial.quick if request.quick else trial.rounds)
     plan = complete(plan_for(trial, row, seed, rounds), task)
-    key = hashlib.sha256(f"{plan.digest.hex()} {rounds} {training_version()}".encode()).hexdigest()
-    place = request.cache / f"fsl-accuracy-{trial.task}-{seed}-{key[:12]}"
+    trainings = Trainings(request.cache, SCRIPT, request.watch)
+    place = trainings.place(f"fsl-accuracy-{trial.task}-{seed}", plan, rounds, request.data)
+    title = f"{trial.task}, {row.name}, {seed}"
     twin = place.with_suffix(".twin")
-
-    def run_to(total: int) -> Run:
-        run, started = Run(place), (place / PLAN).exists()
-        if started and len(run.rounds) >= total:
-            return run
-        title = f"{trial.task}, {row.name}, {seed}"
-        with request.watch(total, title=title, metric=task.metric.name) as watcher:
-            return simulate(
-                task,
-                plan,
-                total,
-                out=place,
-                resume=started,
-                insecure_test_entropy=None if started else SCRIPT,
-                on_event=watcher.on_event,
-            )
-
     if rounds > 1 and row.update and not twin.exists():
-        run_to(rounds - 1)
+        trainings.run(place, task, plan, rounds - 1, title=title)
         shutil.copytree(place / CHECKPOINT, twin)
-    run = run_to(rounds)
+    run = trainings.run(place, task, plan, rounds, title=title)
     gc.collect()  # a training that has ended is full of cycles, and the next one needs its room
     last = run.rounds[-1]
     if run.metric is None:
         raise ConfigError(f"{place}: its last round was not tested", hint="use more rounds")
+    same = None
+    if twin.exists():
+        same = _is_the_twin(trainings, place, twin, task, plan, rounds)
     return AccuracyRun(
         accuracy=100 * run.metric,
         report=last["bytes_up"]["update"] / MB,
         whole=plan.ring.bits * (plan.model.dense + 1) / 8 / MB,
         way=next(iter(dict(last["writing"]).values()), "in the clear"),
-        same=_is_the_twin(place, twin, task, plan, rounds) if twin.exists() else None,
+        same=same,
     )
 
 
-def _is_the_twin(place: Path, twin: Path, task: Task, plan: Plan, rounds: int) -> bool:
+def _is_the_twin(
+    trainings: Trainings, place: Path, twin: Path, task: Task, plan: Plan, rounds: int
+) -> bool:
     """The last round once more, as a plain sum, from where it began."""
-    entropy = ScriptedEntropy(SCRIPT.encode())
-    ideal = plan.with_simulation(crypto=Crypto.NONE)
-    with single_threaded():
-        with Training(task, ideal, folder=twin, entropy=entropy) as training:
+
+    def model(plan: Plan, checkpoint: Path) -> bytes:
+        with trainings.reopened(task, plan, checkpoint) as training:
             for _ in training.run(rounds):
                 continue
-            plain = training.dense.tobytes()
-        del training
+            assert isinstance(training, Training)
+            return training.dense.tobytes()
+
+    with single_threaded():
+        plain = model(plan.with_simulation(crypto=Crypto.NONE), twin)
         gc.collect()  # what a hundred clients keep back is gigabytes, and need not be there twice
-        with Training(task, plan, folder=place / CHECKPOINT, entropy=entropy) as training:
-            return training.dense.tobytes() == plain
+        return model(plan, place / CHECKPOINT) == plain
 
 
 def cells(request: Request) -> list[Cell]:
     """Every row of every set that was asked for; a set without files is left out with a note."""
     found: list[Cell] = []
     for name in request.parts:
-        try:
-            found += _of_set(request, TRIALS[name])
-        except ConfigError as error:
-            if "data folder" not in str(error) and " no " not in str(error):
-                raise
-            say(f"left out: {error}")
+        trial, seeds = TRIALS[name], request.seeds_of()
+        loaded = there(
+            lambda: {seed: tasks.load(trial.task, data=request.data, seed=seed) for seed in seeds},  # noqa: B023
+            name,
+        )
+        if loaded is not None:
+            found += _of_set(request, trial, loaded)
     if not found:
-        raise ConfigError("fsl-accuracy: no data set is there", hint="see docs/data.md, or --data")
+        raise no_data("fsl-accuracy")
     return found
 
 
-def _of_set(request: Request, trial: Trial) -> Iterator[Cell]:
-    seeds = request.seeds or (SEEDS[:1] if request.quick else SEEDS)
-    loaded = {seed: tasks.load(trial.task, data=request.data, seed=seed) for seed in seeds}
+def _of_set(request: Request, trial: Trial, loaded: Mapping[int, Task]) -> Iterator[Cell]:
     rows = _asked_for(request, trial)
     if request.quick and not request.variants:
         rows = [row for row in rows if row.target is not None]
     rounds = request.rounds or (trial.quick if request.quick else trial.rounds)
-    table = f"{trial.task}, {rounds} rounds, {len(seeds)} seeds: accuracy by what clients send"
+    table = f"{trial.task}, {rounds} rounds, {len(loaded)} seeds: accuracy by what clients send"
     for row in rows:
-        made = [outcome(request, loaded[seed], trial, row, seed) for seed in seeds]
+        made = [outcome(request, task, trial, row, seed) for seed, task in loaded.items()]
         scores = [each.accuracy for each in made]
         notes = [f"+- {pstdev(scores):.2f}"] if len(scores) > 1 else []
         if row.target is not None and not request.quick:
-            met = "met" if mean(scores) >= row.target else "MISSED"
-            notes.append(f"target {row.target:g}: {met}")
+            notes.append(target(f"{row.target:g}", met=mean(scores) >= row.target))
         if made[0].same is not None:
             same = all(each.same for each in made)
             notes.append(
                 "last round through both servers: "
                 + ("the plain twin's model" if same else "NOT the plain twin's model")
             )
-        paper, ours = row.paper, mean(scores)
-        yield _cell(table, row.name, ACCURACY, paper, ours, "%", "; ".join(notes))
+        note = "; ".join(notes)
+        yield plain(table, row.name, ACCURACY, mean(scores), "%", note, paper=row.paper)
         one = made[0]
         note = f"{one.report / one.whole:.0%} of plain shares of everything; {one.way}"
-        yield _cell(table, row.name, BYTES, None, one.report, "MB", note)
+        yield plain(table, row.name, BYTES, one.report, "MB", note)
 
 
 def _asked_for(request: Request, trial: Trial) -> list[Selecting]:
@@ -235,9 +221,3 @@ def _asked_for(request: Request, trial: Trial) -> list[Selecting]:
                 f"fsl-accuracy: unknown row {name!r}", hint=f"one of {'; '.join(known)}"
             )
     return [row for row in trial.rows if not request.variants or row.name in request.variants]
-
-
-def _cell(
-    table: str, row: str, column: str, paper: float | None, ours: float, unit: str, note: str
-) -> Cell:
-    return Cell(table=table, row=row, column=column, paper=paper, ours=ours, unit=unit, note=note)

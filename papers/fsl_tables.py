@@ -10,28 +10,24 @@ core.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-
 from papers import fsl_measure as fsl
-from papers.cells import MEGABYTE, Cell, Request, compared, listed, plain, ratio, say
+from papers.cells import MEGABYTE, Cell, Request, compared, plain, ratio, say, target
 from papers.fsl_measure import KeyTimes, break_even, key_bytes, part_of, plain_bytes, scaled
 from papers.runs import Cache
 from papers.sfsl import measured_round
 from papers.sfsl_round import COLUMNS, ITEMS, RoundSetting
+from papers.show import PER_ROW, Layout, Style
 from tessera.crypto import kernel
 from tessera.crypto.cuckoo import FAILURE_BITS, bins_for, log2_failure
 from tessera.crypto.forest import Values
 from tessera.crypto.ring import Ring
-from tessera.report.numbers import figure, score
 
 REFERENCE: Final = "reference"
-PER_ROW: Final = "bins per row"
 
 # Cui et al. 2022, Table 3: scale factor by the logarithm of the input size.
 PAPER_FACTOR: Final = {10: 1.25, 15: 1.25, 20: 1.27, 25: 1.28}
@@ -109,24 +105,67 @@ PRINTED: Final = {"SignedHeader": "Opening", "QueryAnswers": "Answers", "WriteRe
 """Message names as these tables have always had them."""
 DIN_PHASES: Final = "milliseconds in that round, by phase"
 
-ABOUT: Final = {
-    T3: "Ours is proven for 2^-40 (log2_failure) and follows k, the rows that a client has.",
-    T3_FAILURE: "The paper asks for -40. Four rows with the same three bins cannot all be placed: "
-    "the probability of that alone, then our bound on all failures (-: no bound).",
-    T3_SIMULATED: "Bins by the bound at weaker targets, by the paper's factor, and by 1.1.",
-    T4: "At the paper's factor, one seed. All of the paper's are multiples of three.",
-    T5.format("gen"): "For one client. The paper: 64 cores, by the clock. Ours: CPU, one core; "
-    "cuckoo hashing (below) is not in it.",
-    T5.format("eval"): "* 7.532 and 0.018 s stand in two columns of the paper, 2^10 at 30 % and "
-    "2^20 at 10 %: one repeats the other's.",
-    T5_SERVER: "Of one server, in one pass. * as above.",
-    T5_ALSO: "plan: the simple table and its trees, public, once a round for everybody.",
-    T6: "In brackets the share of the paper's. Its figures have 1.25 bins for a row throughout, "
-    "and trees of nine levels. / plain: the share of what plain shares of the table take.",
-    DIN_PHASES: "public part: tables in bins and, at a server, the model in bytes, once a round; "
-    "and tags of all rows, of which later rounds compute those that changed.",
-    T6_EVEN: "For the paper's see sections 4 and 6: its formula, with words of 128 bits.",
-}
+LAYOUT: Final = Layout(
+    styles=(
+        Style(lines=False),
+        Style(
+            of=T3,
+            lines=False,
+            about="Ours is proven for 2^-40 (log2_failure) and follows k, the rows that a client "
+            "has.",
+        ),
+        Style(
+            of=T3_FAILURE,
+            lines=False,
+            about="The paper asks for -40. Four rows with the same three bins cannot all be "
+            "placed: the probability of that alone, then our bound on all failures (-: no bound).",
+        ),
+        Style(
+            of=T3_SIMULATED,
+            about="Bins by the bound at weaker targets, by the paper's factor, and by 1.1.",
+        ),
+        Style(
+            of=T4,
+            lines=False,
+            about="At the paper's factor, one seed. All of the paper's are multiples of three.",
+        ),
+        Style(
+            of=T5.format("gen"),
+            lines=False,
+            about="For one client. The paper: 64 cores, by the clock. Ours: CPU, one core; cuckoo "
+            "hashing (below) is not in it.",
+        ),
+        Style(
+            of=T5.format("eval"),
+            lines=False,
+            about="* 7.532 and 0.018 s stand in two columns of the paper, 2^10 at 30 % and 2^20 at "
+            "10 %: one repeats the other's.",
+        ),
+        Style(of=T5_SERVER, lines=False, about="Of one server, in one pass. * as above."),
+        Style(
+            of=T5_ALSO,
+            about="plan: the simple table and its trees, public, once a round for everybody.",
+        ),
+        Style(
+            of=T6,
+            lines=False,
+            about="In brackets the share of the paper's. Its figures have 1.25 bins for a row "
+            "throughout, and trees of nine levels. / plain: the share of what plain shares of the "
+            "table take.",
+        ),
+        Style(
+            of=T6_EVEN,
+            lines=False,
+            about="For the paper's see sections 4 and 6: its formula, with words of 128 bits.",
+        ),
+        Style(of=DIN, lines=True),
+        Style(
+            of=DIN_PHASES,
+            about="public part: tables in bins and, at a server, the model in bytes, once a round; "
+            "and tags of all rows, of which later rounds compute those that changed.",
+        ),
+    ),
+)
 
 
 def cells(request: Request) -> list[Cell]:
@@ -154,15 +193,7 @@ def scale_cells(request: Request) -> Iterator[Cell]:
             k = part_of(1 << power, share)
             if power > 20:
                 note = "not computed: the bound takes gigabytes at 2^25"
-                yield Cell(
-                    table=T3,
-                    row=size(power),
-                    column=column,
-                    paper=factor,
-                    ours=None,
-                    unit=PER_ROW,
-                    note=note,
-                )
+                yield plain(T3, size(power), column, None, PER_ROW, note, paper=factor)
                 continue
             note = f"{k} rows, 2^-{FAILURE_BITS}"
             yield compared(T3, size(power), column, factor, bins_for(k) / k, PER_ROW, note)
@@ -178,21 +209,13 @@ def scale_cells(request: Request) -> Iterator[Cell]:
                 ("bound", bound if bound < 0 else None, at),
                 ("bound, our bins", log2_failure(k, bins_for(k)), f"{bins_for(k)} bins, ours"),
             ):
-                yield Cell(
-                    table=T3_FAILURE,
-                    row=row,
-                    column=column,
-                    paper=asks,
-                    ours=ours,
-                    unit="log2",
-                    note=note,
-                )
+                yield plain(T3_FAILURE, row, column, ours, "log2", note, paper=asks)
     trials = 1_000 if request.quick else 5_000
     for k in (10, 51, 102):
         say(f"table3: {trials} sets of {k} rows")
         tried = [(bins_for(k, failure_bits=bits), f"2^-{bits}") for bits in (4, 8)]
-        for bins, target in (*tried, (scaled(1.25, k), "paper's"), (scaled(1.1, k), "1.1")):
-            row = f"{k} rows, {bins} bins ({target})"
+        for bins, by in (*tried, (scaled(1.25, k), "paper's"), (scaled(1.1, k), "1.1")):
+            row = f"{k} rows, {bins} bins ({by})"
             bound = 100 * 2 ** min(0.0, log2_failure(k, bins))
             rate = 100 * fsl.failure_rate(k, bins, trials)
             yield plain(T3_SIMULATED, row, "bound", bound, "%")
@@ -273,23 +296,24 @@ def timed_cell(
     if column == "our bins":
         notes.append(title(kernels()[0]))
     elif step == 0:
-        target = GEN_TARGETS[column != "NumPy"][power]
-        notes.append(verdict(paper / seconds, target))
+        notes.append(at_least(paper / seconds, GEN_TARGETS[column != "NumPy"][power]))
     elif step is None and column != "NumPy" and power == 20 and percent > 10:
-        notes.append(verdict(paper / seconds, SERVER_TARGET))
-    if step != 0 and (power, percent) in REPEATED:
+        notes.append(at_least(paper / seconds, SERVER_TARGET))
+    doubtful = step != 0 and (power, percent) in REPEATED
+    if doubtful:
         notes.append("the paper's repeats another column's")
     row = setting(power, percent)
-    return compared(table, row, column, 1000 * paper, 1000 * seconds, "ms", "; ".join(notes))
+    cell = compared(table, row, column, 1000 * paper, 1000 * seconds, "ms", "; ".join(notes))
+    return replace(cell, doubtful=doubtful)
 
 
 def at_most(found: float, most: float | None) -> str:
     """Whether a target is met, before what else is to be said; nothing where there is none."""
-    return "" if most is None else f"target <= {most:g}: {'met' if found <= most else 'MISSED'}; "
+    return "" if most is None else f"{target(f'<= {most:g}', met=found <= most)}; "
 
 
-def verdict(times: float, target: int) -> str:
-    return f"target >= {target}x: {'met' if times >= target else 'MISSED'}"
+def at_least(times: float, least: int) -> str:
+    return target(f">= {least}x", met=times >= least)
 
 
 # --- Table 6 --------------------------------------------------------------------------------------
@@ -392,52 +416,6 @@ def din_times(found: fsl.TwoServerMeasured, *, verify: bool) -> Iterator[Cell]:
         yield plain(DIN, row + suffix, "blocks' time", billions, "billion", note)
         note = f"{at_most(hashed, HASHED_TARGET)}SHA-256, received or sent"
         yield plain(DIN, row + suffix, "bytes hashed", hashed, "per byte", note)
-
-
-# --- for people -----------------------------------------------------------------------------------
-
-
-def show(found: Sequence[Cell], console: Console) -> None:
-    """A line for each setting: the paper's figure, then ours side by side."""
-    for name in dict.fromkeys(cell.table for cell in found):
-        inside = [cell for cell in found if cell.table == name]
-        if name == DIN:
-            console.print(listed(name, inside))
-            continue
-        console.print(f"[bold]{name}[/]")
-        if name in ABOUT:
-            console.print(ABOUT[name])
-        console.print(beside(inside))
-
-
-def beside(found: Sequence[Cell]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    columns = list(dict.fromkeys(cell.column for cell in found))
-    has_paper = any(cell.paper is not None for cell in found)
-    for column in (*(["paper"] if has_paper else []), *columns):
-        table.add_column(column, justify="right", overflow="fold")
-    for row in dict.fromkeys(cell.row for cell in found):
-        of_row = {cell.column: cell for cell in found if cell.row == row}
-        first = next(iter(of_row.values()))
-        star = "*" if "repeats" in first.note else ""
-        paper = "-" if first.paper is None else figure(first.paper) + star
-        ours = [cell_text(of_row.get(column)) for column in columns]
-        table.add_row(row, *([paper] if has_paper else []), *ours)
-    return table
-
-
-def cell_text(cell: Cell | None) -> str:
-    if cell is None:
-        return ""
-    if cell.ours is None:
-        return "-"
-    if cell.unit == PER_ROW:
-        return score(cell.ours)
-    missed = " MISSED" if "MISSED" in cell.note else ""
-    if cell.unit not in ("ms", "MB") or cell.paper is None:
-        return figure(cell.ours) + missed
-    return f"{figure(cell.ours)} ({ratio(cell.ours, cell.paper)}){missed}"
 
 
 MADE: Final[dict[str, Callable[[Request], Iterator[Cell]]]] = {

@@ -15,9 +15,10 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from papers import sfsl_round as sfsl
-from papers.cells import MEGABYTE, Cell, Request, compared, plain, say
+from papers.cells import MEGABYTE, Cell, Request, compared, plain, say, target
 from papers.runs import Cache
 from papers.sfsl_round import Footprint, Measured, RoundSetting
+from papers.show import Layout
 from tessera.report.numbers import percent, score
 from tessera.rounds import schemes
 from tessera.rounds.phases import CATEGORIES
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from papers.sfsl_curves import LearningCurve
 
 CURVES: Final = "curves"
-SEEDS: Final = (0, 1, 2)
 LEVELS: Final = ("cpp1", "cpp2", "cpp3", "cpp4", "cpp5")
 
 # Niu et al. 2020, 6.2: MB per client and round at n = 100.
@@ -64,17 +64,7 @@ def cells(request: Request) -> list[Cell]:
     if CURVES in request.parts:
         from papers import sfsl_curves as curves  # trains, and so needs torch
 
-        seeds = request.seeds or SEEDS
-        drawn = curves.run_all(
-            request.cache / CURVES,
-            quick=request.quick,
-            seeds=seeds[:1] if request.quick else seeds,
-            rounds=request.rounds,
-            data=request.data,
-            sets=request.sets,
-            variants=request.variants,
-            watch=request.watch,
-        )
+        drawn = curves.run_all(request)
         found += list(curve_cells(drawn))
         for page in curves.pages(drawn, request.cache / CURVES):
             say(f"page: {page}")
@@ -137,8 +127,8 @@ def bytes_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
             for level in LEVELS
         }
         for level, found in by_name.items():
-            target = TARGETS[level] if papers else TARGET_DEFAULTS
-            held = target if precision == "float16" else None
+            most = TARGETS[level] if papers else TARGET_DEFAULTS
+            held = most if precision == "float16" else None
             yield megabytes(total, level.upper(), heading, PAPER_MEGABYTES[level], found, held)
         union = by_name["cpp2"].union_bytes() / MEGABYTE
         how = f"{by_name['cpp2'].encoding}; keys of both sums included"
@@ -158,12 +148,11 @@ def bytes_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
 
 
 def megabytes(
-    table: str, row: str, column: str, paper: float, found: Measured, target: float | None
+    table: str, row: str, column: str, paper: float, found: Measured, most: float | None
 ) -> Cell:
     ours, note = found.bytes / MEGABYTE, ""
-    if target is not None:
-        met = "met" if ours / paper <= target else "MISSED"
-        note = f"target <= {target:g}: {met}"
+    if most is not None:
+        note = target(f"<= {most:g}", met=ours / paper <= most)
     return compared(table, row, column, paper, ours, "MB", note)
 
 
@@ -267,22 +256,13 @@ def curve_cells(drawn: Sequence[LearningCurve]) -> Iterator[Cell]:
                 note += "; user rows averaged too"
             if found.variant in curves.PAPER:
                 note += "; paper: highest, industrial data"
-            yield Cell(
-                table=table,
-                row=curves.NAMES.get(found.variant, found.variant.upper()),
-                column=f"seeds {', '.join(str(s) for s in seeds_of(drawn, name, found.variant))}",
-                paper=curves.PAPER.get(found.variant),
-                ours=found.mean,
-                unit="",
-                note=note,
-            )
+            named = [c.seed for c in drawn if (c.set, c.variant) == (name, found.variant)]
+            column = f"seeds {', '.join(map(str, named))}"
+            row, paper = curves.title(found.variant), curves.PAPER.get(found.variant)
+            yield plain(table, row, column, found.mean, "", note, paper=paper)
         for found in of_set:
-            row = curves.NAMES.get(found.variant, found.variant.upper())
+            row = curves.title(found.variant)
             yield plain(f"AUC by round, {name}", row, str(found.round), found.mean, "")
-
-
-def seeds_of(drawn: Sequence[LearningCurve], name: str, variant: str) -> list[int]:
-    return [curve.seed for curve in drawn if (curve.set, curve.variant) == (name, variant)]
 
 
 MEASURED: Final[dict[str, Callable[[Cache, bool], Iterator[Cell]]]] = {
@@ -293,3 +273,4 @@ MEASURED: Final[dict[str, Callable[[Cache, bool], Iterator[Cell]]]] = {
 DEFAULT: Final = tuple(MEASURED)
 PARTS: Final = (*DEFAULT, CURVES)
 TAKES: Final = ("seeds", "rounds", "sets", "variants", "data")
+LAYOUT: Final = Layout()

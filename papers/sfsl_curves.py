@@ -10,23 +10,16 @@ Every cell is a run with a checkpoint, kept in the cache folder: what was stoppe
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any, Final
 
-from rich.console import Console
-from rich.markup import escape
-
-from papers.cells import Watch, unwatched
-from papers.runs import training_version
+from papers.cells import Request, no_data, there
+from papers.runs import Trainings, slug
 from tessera import tasks
-from tessera.api import Run, simulate
-from tessera.errors import ConfigError
 from tessera.learning.averaging import ServerStep
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan import (
@@ -41,34 +34,23 @@ from tessera.plan import (
 )
 from tessera.report import page as report
 from tessera.rounds import schemes
-from tessera.runs.folder import PLAN, RunFolder
+from tessera.runs.folder import RunFolder
 from tessera.runs.training import complete
 from tessera.tasks import Task
 
 LEVELS: Final = ("cpp1", "cpp2", "cpp3", "cpp4", "cpp5")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    """What a curve is trained under; known by its preset, or by its scheme where it has none."""
-
-    scheme: Scheme
-    level: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.level or self.scheme.value
-
-
-CENTRAL: Final = Variant(scheme=Scheme.CENTRAL).name
-FULL_MODEL: Final = Variant(scheme=Scheme.FEDAVG).name
+# A curve's variant is known by its preset of index privacy, or by its scheme where it has none.
+CENTRAL: Final = Scheme.CENTRAL.value
+FULL_MODEL: Final = Scheme.FEDAVG.value
 VARIANTS: Final = (CENTRAL, *LEVELS, FULL_MODEL)
 PERSONAL: Final = (CENTRAL, "cpp1", "cpp4")
 QUICK: Final = (CENTRAL, "cpp1", "cpp4", "cpp5", FULL_MODEL)
 COHORT: Final = 100
 ROUNDS_AT: Final = 200
 QUICK_ROUNDS: Final = 10
-SCRIPT: Final = "curves"
+CURVES = SCRIPT = "curves"
 
 # Niu et al., long version, VI-A: the highest AUC on the industrial data, which was never released.
 PAPER: Final = {CENTRAL: 0.641, "cpp2": 0.615, "cpp4": 0.601, FULL_MODEL: 0.543}
@@ -77,6 +59,10 @@ FEDERATIONS: Final = {"synthetic shop": "made-up shop"}
 """A federation's name enters keys and coins: this one stays as it was."""
 
 NAMES: Final = {CENTRAL: CENTRAL, FULL_MODEL: "full-model averaging"}
+
+
+def title(variant: str) -> str:
+    return NAMES.get(variant, variant.upper())
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,71 +156,29 @@ def plan_for(data: DataSet, variant: str, seed: int, rounds: int, quick: bool) -
     )
 
 
-def run_all(
-    folder: Path,
-    *,
-    quick: bool,
-    seeds: Sequence[int],
-    rounds: int | None,
-    data: Path | None,
-    sets: Sequence[str] = (),
-    variants: Sequence[str] = (),
-    watch: Watch = unwatched,
-) -> list[LearningCurve]:
+def run_all(request: Request) -> list[LearningCurve]:
     """Every cell, cached, in the order of the sets; a set without files is skipped with a note."""
-    total = rounds or (QUICK_ROUNDS if quick else ROUNDS_AT)
-    console = Console(stderr=True, highlight=False)
+    quick = request.quick
+    rounds = request.rounds or (QUICK_ROUNDS if quick else ROUNDS_AT)
+    trainings = Trainings(request.cache / CURVES, SCRIPT, request.watch)
     found = []
-    for each in SETS:
-        if sets and each.name not in sets and each.task not in sets:
+    for each in (one for one in SETS if request.wants(one.name, one.task)):
+        kinds = (FULL_MODEL, "cpp1")
+        loaded = there(lambda: {k: each.load(k, request.data, quick) for k in kinds}, each.name)  # noqa: B023
+        if loaded is None:
             continue
-        wanted = [v for v in each.variants if (not quick or v in QUICK) and v in (variants or v)]
-        try:
-            loaded = {shared: each.load(shared, data, quick) for shared in (FULL_MODEL, "cpp1")}
-        except ConfigError as error:
-            console.print(f"[yellow]left out: {escape(str(error))}[/]", soft_wrap=True)
-            continue
-        for seed in seeds:
-            for variant in wanted:
+        asked = request.variants or (QUICK if quick else VARIANTS)
+        for seed in request.seeds_of():
+            for variant in (v for v in each.variants if v in asked):
                 task = loaded[FULL_MODEL if variant == FULL_MODEL else "cpp1"]
-                plan = plan_for(each, variant, seed, total, quick)
-                found.append(_cell(folder, each, task, variant, seed, plan, total, watch))
+                plan = complete(plan_for(each, variant, seed, rounds, quick), task)
+                place = trainings.place(f"{each.name}-{variant}-{seed}", plan, rounds, request.data)
+                title = f"{each.name}, {variant}, {seed}"
+                run = trainings.run(place, task, plan, rounds, title=title)
+                found.append(LearningCurve(each.name, variant, seed, dict(run.curve), place))
     if not found:
-        raise ConfigError("curves: no data set is there", hint="see docs/data.md, or --data")
+        raise no_data(CURVES)
     return found
-
-
-def _cell(
-    folder: Path,
-    data: DataSet,
-    task: Task,
-    variant: str,
-    seed: int,
-    plan: Plan,
-    rounds: int,
-    watch: Watch,
-) -> LearningCurve:
-    whole = complete(plan, task)
-    key = hashlib.sha256(f"{whole.digest.hex()} {rounds} {training_version()}".encode()).hexdigest()
-    place = folder / f"{slug(data.name)}-{variant}-{seed}-{key[:12]}"
-    run = Run(place)
-    started = (place / PLAN).exists()
-    if not started or len(run.rounds) < rounds:
-        with watch(rounds, title=f"{data.name}, {variant}, {seed}") as watcher:
-            run = simulate(
-                task,
-                plan,
-                rounds,
-                out=place,
-                resume=started,
-                insecure_test_entropy=None if started else SCRIPT,
-                on_event=watcher.on_event,
-            )
-    return LearningCurve(data.name, variant, seed, dict(run.curve), place)
-
-
-def slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def pages(curves: Sequence[LearningCurve], folder: Path) -> list[Path]:

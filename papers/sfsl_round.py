@@ -322,7 +322,8 @@ def footprints(setting: RoundSetting) -> dict[str, Footprint]:
 
 def _alone(party: str, folder: str) -> Footprint:
     command = [sys.executable, "-m", "papers.sfsl_round", party, folder]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    root = Path(__file__).parents[1]  # where `papers` is found, wherever the command was called
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
     if done.returncode:
         raise ConfigError(f"the {party}'s process failed: {done.stderr.strip().splitlines()[-1:]}")
     return Footprint(**json.loads(done.stdout))

@@ -21,23 +21,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-
-from papers import subject_dp_index, subject_dp_page, subject_dp_users
-from papers.cells import Cell, Request, plain, say
+from papers import show
+from papers import subject_dp_trained as trained
+from papers.cells import Cell, Request, plain
 from papers.runs import Cache
+from papers.show import Chart, Layout, Page, Style
 from papers.subject_dp_biases import NONE, PRINTED_RATE, PRINTED_STEPS, VARIANTS, Protection, run
 from papers.subject_dp_shops import (
     DELTA,
     EPSILONS,
     MOVIELENS,
     NO_NOISE,
-    SEEDS,
     SETS,
     UNITS,
     ShopData,
+    column,
     market,
     summed,
     trivial,
@@ -48,9 +46,7 @@ from tessera.privacy.dp.accounting import noise_for
 from tessera.privacy.dp.guarantee import Adjacency
 from tessera.privacy.dp.mechanism import GaussianNoise
 from tessera.privacy.dp.subjects import PrintedNoise
-from tessera.report.numbers import figure, score
-
-__all__ = ["DEFAULT", "PARTS", "TAKES", "cells", "show"]
+from tessera.report.numbers import score
 
 PARTS: Final = ("utility", "noise", "users", "index")
 DEFAULT: Final = ("utility", "noise")
@@ -68,24 +64,83 @@ ATTAINABLE: Final = {1: 0.922, 2: 0.931, 3: 0.937, 5: 0.948}
 part."""
 
 
+LEDE: Final = (
+    "Twenty shops learn one bias per item from people who go to several of them. What leaves is a "
+    "noisy sum per item; a person's own bias stays at its shops. The paper measures nothing: all "
+    "figures are ours. Both of its algorithms are shown as printed; the epsilon beside them is "
+    "their claim, and a person with many records does not have it."
+)
+USERS: Final = (
+    "Where noise is per user, every figure is a training by a real plan: one bias per item over "
+    "linear masks that clients fit again at home, three rounds with everybody, a tenth of the "
+    "budget for the popularity of items."
+)
+ACROSS: Final = (NONE, "sum of means", "sum", trained.BEST)
+"""What has no noise, and is drawn as a line across."""
+COLUMN: Final = column(1.0).removesuffix("1")
+
+
+def lede(found: Sequence[Cell]) -> tuple[str, ...]:
+    return (LEDE, USERS) if any("per user" in cell.table for cell in found) else (LEDE,)
+
+
+def over_epsilon(title: str, found: Sequence[Cell]) -> Iterator[Chart]:
+    """Every variant over epsilon, and what needs no noise as lines across."""
+    noisy = [cell for cell in found if cell.column.startswith(COLUMN)]
+    if noisy:
+        yield Chart(
+            title=f"{title}, over epsilon",
+            x_label="ε",
+            y_label=title.split(", ")[1],
+            curves={
+                row: [
+                    (float(cell.column.removeprefix(COLUMN)), cell.ours)
+                    for cell in noisy
+                    if cell.row == row and cell.ours is not None
+                ]
+                for row in dict.fromkeys(cell.row for cell in noisy)
+            },
+            across={c.row: c.ours for c in found if c.row in ACROSS and c.ours is not None},
+            caption="By the epsilon that is kept, or, as printed, claimed. Lines across have no "
+            "noise.",
+        )
+
+
+LAYOUT: Final = Layout(
+    styles=(Style(charts=over_epsilon),),
+    page=Page(
+        title="What privacy of people costs",
+        paper="Marathe, Kanani 2022, Subject Granular Differential Privacy in Federated Learning; "
+        "it prints algorithms, and no figures",
+        lede=lede,
+        quick="One seed, and fewer ways of shopping.",
+    ),
+)
+
+
 def cells(request: Request) -> list[Cell]:
     """The parts asked for; the page is written beside the cache."""
-    known = subject_dp_users.SETS if request.parts == ("users",) else SETS
+    known = [
+        *(SETS if "utility" in request.parts else ()),
+        *(trained.SETS if "users" in request.parts else ()),
+    ]
     for name in request.sets:
         if name not in known:
             raise ConfigError(f"no set is called {name!r}", hint=f"one of {', '.join(known)}")
     cache = Cache(request.cache / "subject-dp")
-    found: list[Cell] = []
-    if "noise" in request.parts:
-        found += noise(cache)
-    if "utility" in request.parts:
-        found += utility(cache, request)
-    if "users" in request.parts:
-        found += subject_dp_users.cells(cache, request)
-    if "index" in request.parts:
-        found += subject_dp_index.cells(cache, request)
-    written = subject_dp_page.write(found, request.cache / PAGE, quick=request.quick)
-    say(f"page: {written}")
+    makers = {
+        "noise": noise,
+        "utility": utility,
+        "users": trained.user_cells,
+        "index": trained.index_cells,
+    }
+    found = [
+        cell
+        for part, make in makers.items()
+        if part in request.parts
+        for cell in make(cache, request)
+    ]
+    show.write(found, LAYOUT, request.cache / PAGE, quick=request.quick)
     return found
 
 
@@ -93,8 +148,8 @@ def cells(request: Request) -> list[Cell]:
 
 
 def utility(cache: Cache, request: Request) -> Iterator[Cell]:
-    seeds = request.seeds or ((0,) if request.quick else SEEDS)
-    for name in request.sets or SETS:
+    seeds = request.seeds_of()
+    for name in filter(request.wants, SETS):
         for each in QUICK_EACH if request.quick else EACH:
             table = title(name, each)
             yield from trivials(cache, table, name, each, seeds, request.data)
@@ -104,11 +159,10 @@ def utility(cache: Cache, request: Request) -> Iterator[Cell]:
                         scored(cache, name, each, seed, variant.name, epsilon, request.data)
                         for seed in seeds
                     ]
-                    column = f"epsilon {epsilon:g}" if epsilon else NO_NOISE
                     note = variant.about
                     if (name, variant.name, epsilon) == (MOVIELENS, "subject", 3.0):
                         note += f"; attainable: {score(ATTAINABLE[each])}"
-                    yield summed(table, variant.name, column, scores, UNITS[name], note)
+                    yield summed(table, variant.name, column(epsilon), scores, UNITS[name], note)
 
 
 def epsilons(variant: Protection, *, quick: bool) -> Sequence[float]:
@@ -167,7 +221,7 @@ def loaded(name: str, each: int, seed: int, data: Path | None) -> ShopData:
 # --- noise ----------------------------------------------------------------------------------------
 
 
-def noise(cache: Cache) -> Iterator[Cell]:
+def noise(cache: Cache, request: Request) -> Iterator[Cell]:
     """At the paper's kind of target: rate 1 %, 1,000 steps."""
     table = f"noise over the clip for epsilon {TARGET:g}, delta {DELTA:g}, rate 1 %, 1,000 steps"
     printed = PrintedNoise(TARGET, DELTA, PRINTED_RATE, PRINTED_STEPS)
@@ -216,30 +270,3 @@ def kept(epsilon: float) -> float:
     sigma = PrintedNoise(epsilon, DELTA, PRINTED_RATE, PRINTED_STEPS).sigma(1)
     person = GaussianNoise.records(sigma, PRINTED_RATE, of=RECORDS, cap=1)
     return epsilon_of([(person, PRINTED_STEPS)], adjacency=Adjacency.ADD_OR_REMOVE, delta=DELTA)
-
-
-# --- for people -----------------------------------------------------------------------------------
-
-
-def show(found: Sequence[Cell], console: Console) -> None:
-    """A table per market, variants by epsilon, deviations beside the means."""
-    for name in dict.fromkeys(cell.table for cell in found):
-        inside = [cell for cell in found if cell.table == name]
-        table = Table(title=name, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-        table.add_column("", overflow="fold")
-        columns = list(dict.fromkeys(cell.column for cell in inside))
-        for column in columns:
-            table.add_column(column, justify="right", no_wrap=True)
-        for row in dict.fromkeys(cell.row for cell in inside):
-            own = {cell.column: shown(cell) for cell in inside if cell.row == row}
-            table.add_row(row, *(own.get(column, "") for column in columns))
-        console.print(table)
-
-
-def shown(cell: Cell) -> str:
-    if cell.ours is None:
-        return "-"
-    if cell.unit not in UNITS.values():
-        return figure(cell.ours)
-    spread = cell.note.split(" over ")[0] if cell.note.startswith("+-") else ""
-    return f"{score(cell.ours, digits=4)} {spread}".strip()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Final
@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from papers.cells import Cell
+from papers.cells import Cell, plain
 from tessera.data.examples import LABEL, SUBJECT, ClientData, Examples
 from tessera.data.movielens import shops_1m
 from tessera.data.taobao_like import taobao_like
@@ -125,21 +125,18 @@ def trivial(found: ShopData) -> dict[str, float]:
 
 DELTA: Final = 1e-5
 EPSILONS: Final = (1.0, 3.0, 10.0)
-SEEDS: Final = (0, 1, 2)
 NO_NOISE: Final = "no noise"
+
+
+def column(epsilon: float) -> str:
+    return f"epsilon {epsilon:g}" if epsilon else NO_NOISE
 
 
 def summed(
     table: str, row: str, column: str, scores: Sequence[float], unit: str, note: str
 ) -> Cell:
     """The mean over seeds; the note begins with the deviation."""
-    spread = f"+-{stdev(scores):.4f} over {len(scores)} seeds" if len(scores) > 1 else "one seed"
-    return Cell(
-        table=table,
-        row=row,
-        column=column,
-        paper=None,
-        ours=mean(scores),
-        unit=unit,
-        note=f"{spread}; {note}",
-    )
+    off = stdev(scores) if len(scores) > 1 else None
+    spread = "one seed" if off is None else f"+-{off:.4f} over {len(scores)} seeds"
+    made = plain(table, row, column, mean(scores), unit, f"{spread}; {note}")
+    return replace(made, deviation=off)

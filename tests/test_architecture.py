@@ -254,6 +254,50 @@ def test_what_the_tree_allows_is_not_reported(module: str, line: str) -> None:
     assert violations(line, module) == []
 
 
+# --- papers ---------------------------------------------------------------------------------------
+
+PAPERS: Final = SOURCE.parents[1] / "papers"
+READS_PAPERS: Final = "tessera.cli.reproduce"
+
+
+def of_papers(code: str, module: str) -> list[str]:
+    """What `module` may not import between the package and the papers, which are not installed."""
+    if module == READS_PAPERS:
+        return []
+    barred = {"tessera.cli"} if module.startswith("papers") else {"papers"}
+    return [item.target for item in imports(code, module) if within(item.target, barred)]
+
+
+def test_papers_use_the_package_without_its_commands_and_one_command_uses_them() -> None:
+    papers = [(path, f"papers.{path.stem}") for path in sorted(PAPERS.rglob("*.py"))]
+    assert len(papers) > 5
+    found = {
+        name: broken
+        for path, name in (*modules(), *papers)
+        if (broken := of_papers(path.read_text(encoding="utf-8"), name))
+    }
+    assert not found
+
+
+def test_the_command_finds_papers_by_name_only_when_they_are_asked_for() -> None:
+    code = (SOURCE / "cli" / "reproduce.py").read_text(encoding="utf-8")
+    assert "papers" not in {item.target.partition(".")[0] for item in imports(code, READS_PAPERS)}
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("papers.sfsl", "from tessera.cli.format import AsJson"),
+        ("papers.sfsl", "def late():\n    import tessera.cli"),
+        ("tessera.audit.claims", "from papers.cells import Cell"),
+        ("tessera.cli.demo", "import importlib\nimportlib.import_module('papers.show')"),
+    ],
+)
+def test_a_planted_import_of_or_by_papers_is_caught(module: str, line: str) -> None:
+    assert of_papers(line, module)
+    assert not of_papers("from tessera.report import charts", module)
+
+
 # --- schemes --------------------------------------------------------------------------------------
 
 ASKED_IN: Final = ("plan/", "rounds/schemes.py")

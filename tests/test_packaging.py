@@ -104,7 +104,17 @@ def install(distribution: Path, compiler: Compiler, folder: Path) -> dict[str, A
     assert report["version"] in run(programs / "tessera", "--version", env=env, cwd=folder)
     doctor = json.loads(run(programs / "tessera", "doctor", "--json", env=env, cwd=folder))
     assert doctor["masks"]["kernel"] == report["name"]
+    assert_papers_are_elsewhere(programs / "tessera", env, folder)
     return report
+
+
+def assert_papers_are_elsewhere(command: Path, env: dict[str, str], folder: Path) -> None:
+    """The papers' tables need a checkout, and the installed command says so."""
+    asked = [str(command), "reproduce", "fsl-tables", "--part", "table4"]
+    done = subprocess.run(asked, env=env, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("error: reproduce: ") and hint.startswith("hint: clone the repository")
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)

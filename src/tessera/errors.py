@@ -2,6 +2,7 @@
 
     TesseraError
     |- ConfigError        the parameters cannot work; change the plan (has a hint)
+    |  `- DataMissing     the files of a published data set are not there; fetch them
     |- PeerError          the other side broke the protocol; drop that peer, the round may go on
     |- ServerFault        the server broke the protocol; this client has left the round for good
     |- RoundAborted       too few answered; nothing was revealed, a new round may start
@@ -62,6 +63,10 @@ class ConfigError(TesseraError):
         self.hint = hint
         if hint is not None:  # shown below a traceback, where options are arguments
             self.add_note(f"hint: {as_python(hint)}")
+
+
+class DataMissing(ConfigError):
+    """Files of a published data set are not there; the hint says what to get, and from where."""
 
 
 class PeerError(TesseraError):

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from papers import cells
 from papers import runs as caches
 from papers import sfsl as sfsl_cells
 from papers import sfsl_round as sfsl
+from papers import show
 from papers.cells import Cell
 from papers.runs import Cache
 from papers.sfsl import measured_round
@@ -203,14 +203,14 @@ def test_for_people_no_figure_is_cut(width, tmp_path, rounds):
     found = sfsl_cells.sfsl_cells(["bytes", "time", "memory"], Cache(tmp_path), quick=True)
     console = Console(width=width, record=True, highlight=False)
     with console.capture() as captured:
-        cells.show(found, console)
+        show.terminal(found, console, sfsl_cells.LAYOUT)
     out = captured.get()
     assert all(len(line) <= width for line in out.splitlines())
     assert "…" not in out
     for cell in found:
-        assert cells.figure(cell.ours) in out
+        assert show.figure(cell.ours) in out
         if cell.paper is not None:
-            assert cells.figure(cell.paper) in out
+            assert show.figure(cell.paper) in out
 
 
 def test_a_table_without_paper_figures_is_spread_out():
@@ -219,9 +219,44 @@ def test_a_table_without_paper_figures_is_spread_out():
         for r in "ab"
         for c in "xy"
     ]
-    table = cells.spread("t", found)
-    assert [column.header for column in table.columns] == ["", "x", "y"]
-    assert table.row_count == 2
+    (table,) = show.grids(found, show.Layout())
+    assert [name for name, _ in table.head] == ["", "x", "y"]
+    assert table.body == [["a", "2.5", "2.5"], ["b", "2.5", "2.5"]]
+
+
+def test_the_papers_figure_has_a_column_if_a_row_has_one_and_stands_in_brackets_if_it_has_more():
+    def grid(*papers):
+        found = [
+            Cell(table="t", row="r", column=f"c{at}", paper=paper, ours=1.5, unit="MB")
+            for at, paper in enumerate(papers)
+        ]
+        (table,) = show.grids(found, show.Layout(styles=(show.Style(lines=False),)))
+        return [name for name, _ in table.head], table.body[0], table.about
+
+    assert grid(3.0, 3.0) == (["", "paper", "c0", "c1"], ["r", "3", *["1.5 (0.50x)"] * 2], "")
+    assert grid(3.0, None) == (["", "paper", "c0", "c1"], ["r", "3", "1.5 (0.50x)", "1.5"], "")
+    in_brackets = ["r", "1.5 (3)", "1.5 (6)"], "In brackets the paper's."
+    assert grid(3.0, 6.0) == (["", "c0", "c1"], *in_brackets)
+
+
+def test_deviations_stand_beside_their_figures():
+    found = [
+        Cell(table="t", row="r", column="RMSE", paper=0.9, ours=0.95, unit="stars"),
+        Cell(table="t", row="r", column="RMSE, sd", paper=0.004, ours=0.01, unit="stars"),
+        Cell(table="t", row="r", column="MAE", ours=0.7, unit="stars", deviation=0.02),
+        Cell(table="t", row="r", column="seconds", ours=None, unit="s", note="target <= 1: MISSED"),
+    ]
+    (table,) = show.grids(found, show.Layout(styles=(show.Style(lines=False),)))
+    assert table.body == [["r", "0.9000", "0.9500±.0100", "0.7000±.0200", "-"]]
+
+
+def test_without_a_checkout_the_command_says_where_the_papers_are(tmp_path, monkeypatch, capsys):
+    """As it is where only the package is installed."""
+    monkeypatch.setattr(reproduce, "CHECKOUT", tmp_path)
+    assert cli.main(["reproduce", "sfsl", "--part", "bytes"]) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: reproduce: ") and "not part of the package" in error
+    assert hint.startswith("hint: clone the repository")
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from papers import fedmmf_page as fedmmf
+from papers import show
 from papers.cells import Cell
-from papers.fedmmf import GAINS, PAPER, TABLE_2
+from papers.fedmmf import GAINS, LAYOUT, PAPER, TABLE_2
 from report import folders
 from tessera.audit.ratings.masks import BINS
 from tessera.report import page as report
@@ -90,7 +90,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "hard": hard,
     }
     made = {name: report.write(runs, top / f"{name}.html") for name, runs in found.items()}
-    return {**made, "paper": fedmmf.write(invented(), top / "paper.html", quick=True)}
+    return {**made, "paper": show.write(invented(), LAYOUT, top / "paper.html", quick=True)}
 
 
 def invented() -> list[Cell]:

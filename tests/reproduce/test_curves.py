@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from papers import sfsl_curves as curves
+from papers.cells import Request
+from tessera import api
 from tessera.cli import main as cli
 from tessera.errors import ConfigError
 from tessera.learning.training.settings import LocalTraining
@@ -57,7 +60,7 @@ def test_what_was_done_is_not_done_again_and_what_was_stopped_goes_on(capsys, mo
     few = ["--seeds", "0", "--variants", "cpp1", "--sets", "shop"]
     first = run(*few, "--rounds", "2", capsys=capsys)
     ran: list[str] = []
-    monkeypatch.setattr(curves, "simulate", lambda *a, **k: ran.append("again"))
+    monkeypatch.setattr(api, "simulate", lambda *a, **k: ran.append("again"))
     assert run(*few, "--rounds", "2", capsys=capsys)["cells"] == first["cells"]
     assert not ran
 
@@ -87,5 +90,6 @@ def test_figures_are_means_over_the_seeds_that_have_the_round(tmp_path):
     assert found["cpp1", 10] == (pytest.approx(0.75), pytest.approx(0.05))
     assert curves.same_model(drawn, "s") is True
     assert curves.same_model(drawn[:2], "s") is None
+    request = Request(parts=("curves",), cache=tmp_path, quick=True, rounds=1)
     with pytest.raises(ConfigError, match="no data set"):
-        curves.run_all(tmp_path, quick=True, seeds=[0], rounds=1, data=tmp_path, sets=["films"])
+        curves.run_all(replace(request, sets=("films",), data=tmp_path))

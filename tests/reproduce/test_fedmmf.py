@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,13 +13,14 @@ from rich.console import Console
 
 from papers import fedmmf as fedmmf_cells
 from papers import fedmmf_models as fedmmf
-from papers import fedmmf_page
-from papers.cells import Cell, Request
+from papers import runs, show
+from papers.cells import Cell, Request, Unwatched
 from papers.fedmmf import GAINS, PAPER, TABLE_2, TABLE_3
 from papers.fedmmf_claims import FAILS, HOLDS, IN_PART, claims
 from papers.fedmmf_models import ML1M, ML100K, UA, Bench, RatingSource
-from papers.fedmmf_show import show
 from reproduce import films
+from tessera import api
+from tessera.api import Run
 from tessera.audit.ratings.masks import ranking
 from tessera.cli import main as cli
 from tessera.plan import Scheme
@@ -42,7 +44,7 @@ def small():
             ML1M,
         )
         patch.setattr(fedmmf, "SETS", sets)
-        patch.setattr(fedmmf, "training_version", lambda: "as it is")
+        patch.setattr(runs, "training_version", lambda: "as it is")
         patch.setattr(fedmmf_cells, "PATH_COHORT", 12)
         patch.setattr(fedmmf_cells, "PATH_ROUNDS", 3)
         patch.setattr(fedmmf_cells, "QUICK_ROUNDS", 2)
@@ -94,6 +96,7 @@ def test_every_model_of_table_4_has_its_errors_and_the_papers_beside_them(quick_
 def test_what_was_done_is_not_done_again(quick_run, data, monkeypatch, capsys):
     cells, _, cache = quick_run
     monkeypatch.setattr(Bench, "_train", lambda *a, **k: pytest.fail("trained again"))
+    monkeypatch.setattr(api, "simulate", lambda *a, **k: pytest.fail("trained again"))
     command = ["reproduce", "fedmmf", "--quick", "--json", "--data", str(data), "--cache"]
     assert cli.main([*command, str(cache), *PART]) == 0
     again = json.loads(capsys.readouterr().out)["cells"]
@@ -106,25 +109,33 @@ def test_what_was_done_is_not_done_again(quick_run, data, monkeypatch, capsys):
 
 
 def test_other_code_trains_again(data, tmp_path, monkeypatch):
-    bench = Bench(tmp_path, RatingSource(data), quick=True, rounds=1)
+    request = Request(parts=(), cache=tmp_path, quick=True, rounds=1, data=data)
+    bench = Bench.of(request)
     first = bench.result(fedmmf.SETS[0], fedmmf.FEDMF, 0)
     assert bench.result(fedmmf.SETS[0], fedmmf.FEDMF, 0) == first
-    monkeypatch.setattr(fedmmf, "training_version", lambda: "another")
-    other = Bench(tmp_path, RatingSource(data), quick=True, rounds=1)
+    monkeypatch.setattr(runs, "training_version", lambda: "another")
+    other = Bench.of(request)
     assert other.result(fedmmf.SETS[0], fedmmf.FEDMF, 0).folder != first.folder
 
 
 def test_a_stopped_run_goes_on_and_ends_the_same(data, tmp_path, monkeypatch):
     def result(folder):
-        return Bench(folder, RatingSource(data), quick=True).result(fedmmf.SETS[0], fedmmf.FEDMF, 0)
+        bench = Bench.of(Request(parts=(), cache=folder, quick=True, data=data))
+        return bench.result(fedmmf.SETS[0], fedmmf.FEDMF, 0)
+
+    def stopped(self, event):
+        raise KeyboardInterrupt
+
+    def curve(result):
+        return Run(Path(result.folder)).curve
 
     whole = result(tmp_path / "whole")
-    monkeypatch.setattr(fedmmf, "_measures", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(Unwatched, "on_event", stopped)
     with pytest.raises(KeyboardInterrupt):
         result(tmp_path / "stopped")
     monkeypatch.undo()
     gone_on = result(tmp_path / "stopped")
-    assert gone_on.measures == whole.measures and gone_on.curve == whole.curve
+    assert gone_on.measures == whole.measures and curve(gone_on) == curve(whole)
 
 
 def test_seeds_make_a_mean_and_a_spread_and_gains_are_paired(data, tmp_path):
@@ -135,7 +146,7 @@ def test_seeds_make_a_mean_and_a_spread_and_gains_are_paired(data, tmp_path):
         few = replace(fedmmf.SETS[0], models=("fedmf", "fedmmf-linear"), scheme=Scheme.FEDAVG)
         patch.setattr(fedmmf, "SETS", (few,))
         cells = fedmmf_cells.cells(request)
-        bench = Bench(tmp_path / "fedmmf", RatingSource(data), quick=False, rounds=1)
+        bench = Bench.of(request)
         plain, masked = (
             [bench.result(few, model, seed).measures["RMSE"] for seed in (0, 1)]
             for model in (fedmmf.FEDMF, fedmmf.MASKED[0])
@@ -151,7 +162,9 @@ def test_seeds_make_a_mean_and_a_spread_and_gains_are_paired(data, tmp_path):
 
 
 def test_each_sets_first_full_run_is_masked_and_quick_ones_are_not(data, tmp_path):
-    full, quick = (Bench(tmp_path, RatingSource(data), quick=q) for q in (False, True))
+    full, quick = (
+        Bench.of(Request(parts=(), cache=tmp_path, quick=q, data=data)) for q in (False, True)
+    )
     for each in (ML100K, fedmmf.ML1M, fedmmf.LASTFM):
         plan = full.plan(each, fedmmf.FEDMF, 0, 10)
         assert plan.scheme is each.scheme and plan.scheme.secure
@@ -329,7 +342,7 @@ def test_models_that_lose_to_plain_means_are_named():
 def test_a_terminal_has_every_figure_and_every_verdict(width, quick_run):
     cells, _, _ = quick_run
     out = io.StringIO()
-    show(cells, Console(file=out, width=width))
+    show.terminal(cells, Console(file=out, width=width), fedmmf_cells.LAYOUT)
     text = out.getvalue()
     assert all(len(line) <= width for line in text.splitlines())
     assert "…" not in text
@@ -347,4 +360,4 @@ def test_the_page_stands_alone_and_says_what_does_not_hold(quick_run):
     for claim in claims(cells):
         assert claim.claim in text.replace("&#x27;", "'")
     assert text.count('<svg viewBox="') >= 4  # two charts, for wide and narrow screens
-    assert "A quick run." not in fedmmf_page.page(cells, quick=False)
+    assert "A quick run." not in show.page(cells, fedmmf_cells.LAYOUT, quick=False)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from papers import cells
 from papers import fsl_measure as fsl
 from papers import fsl_tables as fsl_cells
 from papers import sfsl_round as sfsl
-from papers.cells import Request
+from papers import show
+from papers.cells import Cell, Request
 from papers.fsl_measure import KeyTimes, Metered, TwoServerMeasured
 from papers.fsl_tables import T5, T5_SERVER, T6
 from papers.sfsl_round import Measured, RoundSetting
@@ -260,7 +260,7 @@ def test_keys_stand_beside_plain_shares_in_columns_of_their_own(tmp_path, monkey
         assert by["2^15, 5 %", f"{whose} bins"].ours == sent / 2**20
         assert by["2^15, 5 %", f"{whose} / plain"].ours == sent / (2**19 + 32)
     console = Console(width=80, record=True, highlight=False)
-    fsl_cells.show(made, console)
+    show.terminal(made, console, fsl_cells.LAYOUT)
     text = console.export_text()
     assert text.count("/ plain") == 1 and "plain        plain" in text  # a line below the heads
     assert max(map(len, text.splitlines())) <= 80 and "…" not in text
@@ -313,7 +313,7 @@ def test_tables_fit_a_narrow_terminal(tmp_path, invented, capsys):
     made = fsl_cells.cells(asked(tmp_path, "table5", "din"))
     made.append(fsl_cells.compared(T6, "2^20, 10 %", "our bins", 20.28, 17.3, "MB", "x"))
     console = Console(width=80, record=True, highlight=False)
-    fsl_cells.show(made, console)
+    show.terminal(made, console, fsl_cells.LAYOUT)
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= 80
     assert "7,532*" in text
@@ -322,7 +322,10 @@ def test_tables_fit_a_narrow_terminal(tmp_path, invented, capsys):
     assert "…" not in text
 
 
-def test_a_missing_figure_is_a_dash():
-    gone = cells.Cell(table="t", row="r", column="c", paper=1.0, ours=None, unit="")
-    assert fsl_cells.cell_text(gone) == "-"
-    assert fsl_cells.cell_text(None) == ""
+def test_a_missing_figure_is_a_dash_and_a_missing_cell_is_nothing():
+    found = [
+        Cell(table=T6, row=row, column=column, paper=1.0, ours=ours)
+        for row, column, ours in (("r", "c", None), ("r", "d", 2.0), ("s", "d", 3.0))
+    ]
+    (table,) = show.grids(found, fsl_cells.LAYOUT)
+    assert table.body == [["r", "1", "-", "2"], ["s", "1", "", "3"]]

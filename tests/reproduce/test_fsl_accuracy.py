@@ -9,6 +9,7 @@ from papers.cells import Request
 from papers.fsl_accuracy import ACCURACY, ALL, BYTES, Selecting, Trial
 from rounds.two_server.test_top import task as rows_task
 from simulation import test_top as dense
+from tessera import api
 from tessera.errors import ConfigError
 
 ROWS = (
@@ -43,7 +44,7 @@ def test_a_cell_has_accuracy_bytes_and_a_twin(small, tmp_path, monkeypatch):
     def again(*arguments, **more):
         raise AssertionError("it was trained already")
 
-    monkeypatch.setattr(accuracy, "simulate", again)
+    monkeypatch.setattr(api, "simulate", again)
     kept = accuracy.cells(request(tmp_path, seeds=(0, 1), rounds=4))
     assert [c.ours for c in kept] == [c.ours for c in found.values()]
 

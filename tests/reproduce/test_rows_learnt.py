@@ -1,6 +1,6 @@
 """The part "index" of subject-dp: what counts as learnt, and plans that hold."""
 
-from papers import subject_dp_index as rows
+from papers import subject_dp_trained as rows
 from tessera.privacy.dp.guarantee import Observer, Unit
 from tessera.rounds import dp
 from tessera.runs.training import complete
@@ -15,7 +15,7 @@ def test_a_row_is_learnt_if_it_is_closer_to_its_aim_than_to_where_it_began() -> 
 
 def test_both_units_keep_their_epsilon_and_an_index_has_the_users_beside_it() -> None:
     task = rows.shop(0)
-    for line in rows.LINES:
+    for line in rows.UNIT_LINES:
         plan = complete(line.plan(task.data.clients, 3.0, 0), task)
         ledger = dp.noise_setting(plan).ledger(rows.ROUNDS)
         unit = Unit(line.unit)

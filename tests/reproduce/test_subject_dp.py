@@ -10,7 +10,7 @@ import pytest
 
 from papers import subject_dp as work
 from papers import subject_dp_shops as data
-from papers import subject_dp_users as users
+from papers import subject_dp_trained as users
 from papers.cells import Request
 from papers.subject_dp_biases import (
     NONE,
@@ -25,6 +25,7 @@ from papers.subject_dp_biases import (
     setting_of,
 )
 from papers.subject_dp_shops import DELTA, RETAIL, Records, ShopData, market
+from tessera import api
 from tessera.ids import RoundId
 from tessera.plan import TablePlan
 from tessera.privacy.dp.accounting import epsilon as epsilon_of
@@ -175,7 +176,7 @@ def test_noise_per_user_is_measured_by_the_real_trainer_and_resumed(tmp_path, mo
     assert ("sum", "no noise") in rows and len({cell.table for cell in found}) == 1
     assert all(0.0 < cell.ours < 1.0 and cell.unit == "AUC" for cell in found)
     calls = []
-    monkeypatch.setattr(users, "run", lambda *_: calls.append(1))
+    monkeypatch.setattr(api, "simulate", lambda *_, **__: calls.append(1))
     assert work.cells(request) == found and not calls
     assert "per user" in (tmp_path / "subject-dp.html").read_text()
     users.loaded.cache_clear()

@@ -7,8 +7,8 @@ fsl-accuracy Tables 7 and 8 of the same: accuracy with the largest changes only
 subject-dp   what Marathe and Kanani 2022 left to do: utility of privacy per person, measured
 
 Each is a module of the same name in `papers/`, with the names of its `PARTS`, those that are made
-by `DEFAULT`, the options it `TAKES`, and `cells`, which makes its parts from what was asked. Where
-figures want another shape on a terminal than one cell to a line, it has a `show` of its own.
+by `DEFAULT`, the options it `TAKES`, `cells`, which makes its parts from what was asked, and the
+`LAYOUT` by which they are shown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +32,8 @@ from tessera.report.progress import progress
 
 WORKS: Final = ("sfsl", "fedmmf", "fsl-tables", "fsl-accuracy", "subject-dp")
 """Loaded when they are asked for: some need torch."""
+CHECKOUT: Final = Path(__file__).resolve().parents[3]
+"""Where this file lies in a checkout. An installed package has no `papers/` there."""
 
 
 def reproduce(
@@ -76,8 +77,7 @@ def reproduce(
     """A paper's tables beside ours: the printed values and the ones measured here."""
     if name not in WORKS:
         raise ConfigError(f"reproduce: unknown name {name!r}", hint=f"try {', '.join(WORKS)}")
-    works = _checkout()
-    work = import_module(f"papers.{name.replace('-', '_')}")
+    work, cells_of, show = (_paper(module) for module in (name.replace("-", "_"), "cells", "show"))
     parts = work.DEFAULT if part is None else listing(part)
     for p in parts:
         if p not in work.PARTS:
@@ -94,7 +94,7 @@ def reproduce(
                 hint=f"leave it out; it takes {enumerated(work.TAKES)}",
             )
     cells = work.cells(
-        works.Request(
+        cells_of.Request(
             parts=tuple(parts),
             cache=cache,
             quick=quick,
@@ -107,23 +107,23 @@ def reproduce(
         )
     )
     if as_json:
-        document = {"name": name, "version": __version__, "quick": quick, "cells": cells}
-        typer.echo(json.dumps(document, default=asdict))
+        document = {"name": name, "version": __version__, "quick": quick}
+        document["cells"] = [cell.printed() for cell in cells]
+        typer.echo(json.dumps(document))
     else:
-        getattr(work, "show", works.show)(cells, Console(highlight=False))
+        show.terminal(cells, Console(highlight=False), work.LAYOUT)
 
 
-def _checkout() -> ModuleType:
-    """What the works share, from the folder `papers/` of the checkout: it is not installed."""
-    root = Path(__file__).resolve().parents[3]
-    if not (root / "papers" / "cells.py").is_file():
+def _paper(name: str) -> ModuleType:
+    """A module of the folder `papers/` of the checkout: it is not installed."""
+    if not (CHECKOUT / "papers" / f"{name}.py").is_file():
         raise ConfigError(
             "reproduce: the papers' tables are made by code that is not part of the package",
             hint="clone the repository, `make demo` once, and call .venv/bin/tessera there",
         )
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
-    return import_module("papers.cells")
+    if str(CHECKOUT) not in sys.path:
+        sys.path.insert(0, str(CHECKOUT))
+    return import_module(f"papers.{name}")
 
 
 def enumerated(options: Sequence[str]) -> str:

@@ -2,7 +2,8 @@
 
 Nothing is downloaded. A set lies in a folder of its own below the data folder (the argument, or
 the variable TESSERA_DATA), under its published names; NAME.gz does where NAME is not there. What is
-missing or broken is a ConfigError that says what to fetch, or names the file and the line.
+missing is a DataMissing that says what to fetch; what is broken is a ConfigError that names the
+file and the line.
 
 Tables are read as everybody's own files are (`columns.py`); `written` says how one is written.
 """
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from tessera.data import columns, delimited, values
 from tessera.data.columns import BadLines, Columns
 from tessera.data.delimited import Dialect
-from tessera.errors import ConfigError
+from tessera.errors import ConfigError, DataMissing
 
 Ints = npt.NDArray[np.int64]
 
@@ -57,7 +58,7 @@ class Source:
             for path in (place / name, place / f"{name}.gz"):
                 if path.is_file():
                     return path
-        raise ConfigError(
+        raise DataMissing(
             f"{self.title}: no {self.folders[0]}/{name} (or {name}.gz) in {root}", hint=self.hint
         )
 
@@ -65,10 +66,10 @@ class Source:
 def data_folder(folder: Path | str | None, source: Source) -> Path:
     chosen = folder if folder is not None else os.environ.get(VARIABLE, "")
     if not str(chosen):
-        raise ConfigError(f"{source.title}: no data folder given", hint=source.hint)
+        raise DataMissing(f"{source.title}: no data folder given", hint=source.hint)
     root = Path(chosen)
     if not root.is_dir():
-        raise ConfigError(f"{source.title}: {root} is not a folder", hint=source.hint)
+        raise DataMissing(f"{source.title}: {root} is not a folder", hint=source.hint)
     return root
 
 

@@ -21,7 +21,7 @@ from tessera.data import published
 from tessera.data.examples import NONE, ClientData, Examples
 from tessera.data.row_names import RowNames
 from tessera.data.split import HELD, TEST, VALIDATION
-from tessera.errors import ConfigError
+from tessera.errors import ConfigError, DataMissing
 
 CONTEXT: Final = "context"
 NEXT: Final = "next"
@@ -162,7 +162,7 @@ def plays(
     root = published.data_folder(folder, SOURCE)
     found = _texts(root / FOLDER) or _texts(root)
     if not found:
-        raise ConfigError(f"{SOURCE.title}: no texts in {root / FOLDER}", hint=SOURCE.hint)
+        raise DataMissing(f"{SOURCE.title}: no texts in {root / FOLDER}", hint=SOURCE.hint)
     roles: dict[str, list[list[str]]] = {}
     for path in found:
         play = path.name.partition(".")[0]
