@@ -21,9 +21,9 @@ from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.tables.submodel import ModelUpdate, Submodel
 from tessera.plan import Plan, PrivacyPlan, Scheme, SimulationPlan, TaskPlan, UnionPlan
 from tessera.plan.sections import GROUPS
-from tessera.rounds.encode import RoundResult
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.ideal import RoundTrainer
+from tessera.rounds.words import RoundResult
 from tessera.runs import training as engine
 from tessera.runs.held import rows_of_clients
 from tessera.runs.training import Training, complete

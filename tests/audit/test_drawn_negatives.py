@@ -23,7 +23,7 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.examples import NONE, ClientData
 from tessera.ids import ClientId
 from tessera.plan import Plan, PrivacyPlan, SimulationPlan
-from tessera.rounds.fixed_groups import formed
+from tessera.rounds.cohorts import cohorts_of
 from tessera.runs.training import Training, complete
 from tessera.tasks import Task
 
@@ -84,7 +84,7 @@ def linked_sets(task: Task) -> tuple[list[tuple[ClientId, ...]], dict[ClientId, 
     )
     plan = complete(plan, task)
     with Training(task, plan, entropy=ScriptedEntropy(b"members")) as run:
-        groups = formed(plan, run.clients.eligible)
+        groups = cohorts_of(plan).formed(run.clients.eligible)
         (table,) = {table.name for table in plan.roots}
         return groups, {
             client: run.clients[client].local.real[table].astype(np.int64)

@@ -28,9 +28,9 @@ from tessera.learning.training.local import Job
 from tessera.plan import Crypto, DPPlan, NoiseFrom, NoisyRows, Plan, SimulationPlan, UpdatePlan
 from tessera.privacy.dp.guarantee import Observer, Unit
 from tessera.rounds import dp, encode
-from tessera.rounds.encode import RoundResult
 from tessera.rounds.root import simulated_coins
 from tessera.rounds.server_model import ServerModel
+from tessera.rounds.words import RoundResult
 from tessera.runs.noisy import cut_examples
 from tessera.runs.training import Training, complete
 from tessera.tasks import Task

@@ -37,8 +37,7 @@ from tessera.privacy.index.response import LEVELS
 from tessera.protocols.secagg.messages import RevealedSet
 from tessera.protocols.secagg.params import GraphKind
 from tessera.rounds import local_state
-from tessera.rounds.cohorts import Cohorts
-from tessera.rounds.fixed_groups import formed
+from tessera.rounds.cohorts import Cohorts, cohorts_of
 from tessera.simulation.faults import Drop, Fault, FaultScript, dropout_places
 
 COHORT, GROUP, ROUNDS = 12, 6, 12
@@ -241,7 +240,8 @@ def test_members_of_a_group_send_the_same_but_for_keys_and_masks(
         for entry, message in entries:
             if entry.direction != "received":
                 continue
-            group = next(g for g in formed(grouped(), range(COHORT)) if entry.other in g)
+            groups = cohorts_of(grouped()).formed(range(COHORT))
+            group = next(g for g in groups if entry.other in g)
             stage = getattr(message, "stage", None)
             lengths[round_id, group, entry.kind, stage].add(len(entry.data))
             if isinstance(message, RevealedSet):
@@ -320,7 +320,7 @@ def test_groups_that_are_mixed_anew_name_their_members(
     original = Cohorts.sample
 
     def mixed(self: Cohorts, round_id: RoundId) -> list[ClientId]:
-        self.groups = formed(replace(self.plan, seed=int(round_id)), self._population)
+        self.groups = cohorts_of(replace(self.plan, seed=int(round_id))).formed(self.population)
         return original(self, round_id)
 
     monkeypatch.setattr(Cohorts, "sample", mixed)

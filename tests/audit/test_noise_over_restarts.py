@@ -36,7 +36,7 @@ from tessera.protocols.two_server.write import sums
 from tessera.rounds import client as client_role
 from tessera.rounds import dp, schemes
 from tessera.rounds.events import RoundAbort, RoundFinished
-from tessera.rounds.roles import ClientParty, StoredRole
+from tessera.rounds.roles import ClientParty, StoredRole, roles_of
 from tessera.runs.run_root import ROOT
 from tessera.runs.training import Training, complete
 from tessera.simulation import views
@@ -103,7 +103,7 @@ class RestartingParties(Federation):
                 identity=signers[name],
                 servers=None if self.two_server is None else self.two_server.servers,
             )
-            roles = schemes.of(part.plan).roles
+            roles = roles_of(part.plan)
             return roles.client(part.plan, drawn.round_id, name, party, stored)
 
         return Restarting(super()._client(drawn, part, name, signers), wake)

@@ -22,7 +22,7 @@ from tessera.plan import Plan, SimulationPlan
 from tessera.rounds import schemes
 from tessera.rounds.course import Course, DrawnRound, HelperCourse, PartOutcome, RoundPart
 from tessera.rounds.events import RoundAbort, RoundFinished
-from tessera.rounds.roles import ClientParty, ServerParty
+from tessera.rounds.roles import ClientParty, ServerParty, roles_of
 from tessera.rounds.schemes import SCHEMES
 from tessera.rounds.server_model import ServerModel
 from tessera.simulation.cohort_training import between_messages
@@ -76,7 +76,7 @@ class Service:
         one = next(iter(signers.values()))
         server = self.course.server(drawn, part, one)
         clients = {
-            name: schemes.of(part.plan).roles.client(
+            name: roles_of(part.plan).client(
                 part.plan,
                 drawn.round_id,
                 name,
@@ -227,7 +227,7 @@ def test_central_training_has_no_course() -> None:
     with pytest.raises(ConfigError, match="a course of rounds does not run scheme 'central'"):
         Course(settings, members(9), a_model(settings), ServerParty(entropy=ENTROPY))
     with pytest.raises(MisuseError, match="central has no rounds"):
-        _ = schemes.of(settings).roles
+        _ = roles_of(settings)
 
 
 # --- the helper's own model -----------------------------------------------------------------------

@@ -16,6 +16,7 @@ from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart
 from tessera.plan import Plan, UpdatePlan
 from tessera.protocols.secagg.phases import StageSum, TableSum
 from tessera.rounds import encode, select
+from tessera.rounds.words import whole_words
 
 COINS = Secret(bytes(range(32)))
 ROWS = np.array([2, 3, 40], dtype=np.uint64)
@@ -34,9 +35,7 @@ def update_of(settings: Plan) -> ModelUpdate:
 def sum_of(settings: Plan, words: encode.UpdateWords) -> StageSum:
     """One client's words as if they were a whole sum."""
     dense = (
-        encode.whole_words(settings, words.dense, words.tables)
-        if settings.counts_rows
-        else words.dense
+        whole_words(settings, words.dense, words.tables) if settings.counts_rows else words.dense
     )
     tables = {
         settings.table_id(name): TableSum(

@@ -17,7 +17,7 @@ from tessera.ids import SERVER, ClientId
 from tessera.plan import Sharing
 from tessera.privacy.index.response import LEVELS
 from tessera.protocols.secagg.messages import RevealedSet
-from tessera.rounds import local_state
+from tessera.rounds.cohorts import FixedGroups
 from tessera.rounds.events import RoundFinished
 from tessera.rounds.local_state import LocalState, check_rows
 
@@ -71,7 +71,7 @@ def test_what_the_plan_says_is_no_choice():
 
 def test_unrefused_a_choice_is_what_the_server_sees(monkeypatch):
     """The member with other answers names fewer rows than all others, in the clear."""
-    monkeypatch.setattr(local_state, "_check_no_choice", lambda plan, local: None)
+    monkeypatch.setattr(FixedGroups, "check_choices", lambda self, choices: None)
     views = Sent()
     fed = federation(grouped(), views=views)
     fed.participants[ClientId(1)].local.privacy = LEVELS["cpp1"]

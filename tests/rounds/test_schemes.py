@@ -24,7 +24,7 @@ from tessera.rounds import schemes
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.forecast.naming import naming_forecast
 from tessera.rounds.phases import CATEGORIES
-from tessera.rounds.schemes import SCHEMES, Knowledge, Rows, SchemeEntry, Sums
+from tessera.rounds.schemes import SCHEMES, Knowledge, SchemeEntry
 from tessera.tasks import Task, load
 
 EVERY = [pytest.param(entry, id=entry.name) for entry in SCHEMES.values()]
@@ -109,8 +109,8 @@ def test_its_properties_are_those_that_its_plan_goes_by(entry: SchemeEntry) -> N
 
 
 def test_there_is_one_way_to_be_unfederated_and_masks_hide() -> None:
-    assert [e.name for e in SCHEMES.values() if e.sums is Sums.NONE] == ["central"]
-    assert all(e.hides for e in SCHEMES.values() if e.rows in (Rows.RANDOMISED, Rows.UNSEEN))
+    assert [e.name for e in SCHEMES.values() if not e.federated] == ["central"]
+    assert all(e.hides for e in SCHEMES.values() if e.rows.capped)
 
 
 def test_an_unknown_scheme_is_an_error_and_not_a_plain_one() -> None:
@@ -121,8 +121,8 @@ def test_an_unknown_scheme_is_an_error_and_not_a_plain_one() -> None:
 def test_a_role_refuses_the_plans_of_others() -> None:
     plan = Plan(scheme="two-server", cohort=6)
     with pytest.raises(ConfigError, match="a client does not run scheme 'two-server'"):
-        schemes.check("a client", plan, schemes.ONE_SERVER)
-    schemes.check("a leader", plan, schemes.TWO_SERVERS)
+        schemes.check("a client", plan, two_servers=False)
+    schemes.check("a leader", plan, two_servers=True)
 
 
 # --- through every command ------------------------------------------------------------------------

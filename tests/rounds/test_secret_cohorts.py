@@ -18,12 +18,11 @@ from tessera.plan.dp import GIVEN_UP, LONGER, boundary, fewest_drawn, most_drawn
 from tessera.privacy.dp import accounting
 from tessera.privacy.dp.guarantee import Adjacency, Observer, Unit
 from tessera.privacy.dp.mechanism import GaussianNoise
-from tessera.rounds import cohorts
-from tessera.rounds.cohorts import Cohorts, drawn_in_secret
+from tessera.rounds.cohorts import Cohorts, SecretCohorts, cohorts_of, secret_cohorts
 from tessera.rounds.course import Course
-from tessera.rounds.encode import RoundResult, by_expected
 from tessera.rounds.events import RoundAbort, RoundFinished, RoundStarted
 from tessera.rounds.noise import noise_of
+from tessera.rounds.words import RoundResult
 from tessera.services.bundle import check_deployable
 from tessera.simulation.faults import Drop
 from tessera.simulation.views import Views
@@ -77,9 +76,9 @@ def test_a_cohort_follows_from_the_leaders_entropy_and_not_from_the_seed() -> No
 @pytest.mark.parametrize("share", [0.03, 0.5, 0.9])
 def test_every_client_has_a_coin_of_its_own_in_every_round(share: float) -> None:
     plan = replace(planned(), dp=replace(EACH, participation=share))
-    rounds, clients = 60, 500
+    rounds, clients, rule = 60, 500, secret_cohorts(plan)
     coins = np.stack(
-        [drawn_in_secret(plan, RoundId(r), clients, ScriptedEntropy(b"a")) for r in range(rounds)]
+        [rule.coins(RoundId(r), clients, ScriptedEntropy(b"a")) for r in range(rounds)]
     )
     spread = math.sqrt(share * (1 - share))
     assert abs(coins.mean() - share) < 5 * spread / math.sqrt(rounds * clients)
@@ -91,7 +90,7 @@ def test_every_client_has_a_coin_of_its_own_in_every_round(share: float) -> None
 
 def test_who_has_no_participation_has_no_coins() -> None:
     with pytest.raises(MisuseError, match="follows from the plan's seed"):
-        drawn_in_secret(replace(planned(), dp=PUBLIC), RoundId(0), 5, ScriptedEntropy(b"a"))
+        secret_cohorts(replace(planned(), dp=PUBLIC))
 
 
 def test_a_population_that_does_not_make_the_cohort_is_refused() -> None:
@@ -211,15 +210,15 @@ def result_of(plan: Plan, clients: int) -> RoundResult:
 def test_sums_are_divided_by_the_number_that_is_expected() -> None:
     """So that the same sum is the same step, whoever was there."""
     plan = planned()
-    few, many = (by_expected(plan, result_of(plan, n)) for n in (7, 31))
+    few, many = (cohorts_of(plan).divided(result_of(plan, n)) for n in (7, 31))
     for one in (few, many):
         assert one.weight == COHORT and (one.tables["goods"].counts == COHORT).all()
         np.testing.assert_allclose(one.dense, 9.0 / COHORT)
         np.testing.assert_allclose(one.tables["goods"].mean, 6.0 / COHORT)
     public = replace(plan, dp=PUBLIC)
-    assert by_expected(public, result_of(public, 7)).weight == 7
+    assert cohorts_of(public).divided(result_of(public, 7)).weight == 7
     counted = replace(plan, dp=replace(EACH, counts=0.05))
-    assert by_expected(counted, result_of(counted, 7)).weight == 7  # noisy counts are there
+    assert cohorts_of(counted).divided(result_of(counted, 7)).weight == 7  # noisy counts are there
 
 
 def test_a_masked_sum_has_the_cohort_that_was_drawn_and_others_the_plan_itself() -> None:
@@ -277,7 +276,7 @@ def test_a_round_that_draws_too_few_is_given_up_and_the_charge_stays(monkeypatch
     def nobody(plan, round_id, clients, entropy):
         return np.arange(clients) < (1 if round_id == 0 else CLIENTS)
 
-    monkeypatch.setattr(cohorts, "drawn_in_secret", nobody)
+    monkeypatch.setattr(SecretCohorts, "coins", nobody)
     (abort,) = finished(fed, 1)
     assert isinstance(abort, RoundAbort)
     assert (abort.phase, abort.answered, abort.needed) == ("draw", 1, plan.fewest_clients)
@@ -298,7 +297,7 @@ def test_a_round_that_draws_too_few_is_given_up_and_the_charge_stays(monkeypatch
 
 def test_more_than_a_sum_has_room_for_are_given_up_too(monkeypatch) -> None:
     plan = replace(planned(), cohort=40, dp=replace(EACH, participation=0.05))
-    monkeypatch.setattr(cohorts, "drawn_in_secret", lambda p, r, n, e: np.ones(n, np.bool_))
+    monkeypatch.setattr(SecretCohorts, "coins", lambda s, r, n, e: np.ones(n, np.bool_))
     course = Course.__new__(Course)
     course.plan = plan
     population = [ClientId(c) for c in range(800)]
@@ -321,9 +320,8 @@ def test_between_two_servers_no_message_to_a_client_says_how_many_there_are(
     plan = planned(scheme, section)
     sent = []
     for size in (10, 30):
-        monkeypatch.setattr(
-            cohorts, "drawn_in_secret", lambda p, r, n, e, size=size: np.arange(n) < size
-        )
+        drawn = lambda s, r, n, e, size=size: np.arange(n) < size  # noqa: E731
+        monkeypatch.setattr(SecretCohorts, "coins", drawn)
         views = Views()
         fed = shop_with_noise(plan, views)
         (end,) = finished(fed, 1)

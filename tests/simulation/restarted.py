@@ -37,12 +37,12 @@ from tessera.protocols.two_server.collector import MemoryReplayGuard
 from tessera.protocols.two_server.key_period import KeyPeriod, MemoryStore
 from tessera.rounds import schemes
 from tessera.rounds.client import ClientRound
-from tessera.rounds.encode import RoundResult
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.server import ServerRound
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound
+from tessera.rounds.words import RoundResult
 from tessera.services import journal_stores
 from tessera.simulation.two_server import TwoServerSetup
 

@@ -35,7 +35,7 @@ from tessera.plan import Plan
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.machine import Outbound
 from tessera.rounds.client import ClientRound
-from tessera.rounds.fixed_groups import formed
+from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.local_state import LocalState
 from tessera.services.link import Numbered
 from tessera.simulation.cohort_training import one_by_one
@@ -69,7 +69,7 @@ def grouped(**more: Any) -> Plan:
 
 def a_pair(chosen: Plan, rng: np.random.Generator) -> Pair:
     """Two members of a group."""
-    groups = formed(chosen, [ClientId(c) for c in range(CLIENTS)])
+    groups = cohorts_of(chosen).formed([ClientId(c) for c in range(CLIENTS)])
     group = groups[int(rng.integers(len(groups)))]
     a, b = rng.choice(len(group), 2, replace=False)
     return group[int(a)], group[int(b)]
@@ -245,7 +245,7 @@ def plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def unlike(seed: int = 0) -> Pair:
     """Two members of a group, of whom one has many rows and the other few."""
     held = holdings(seed)
-    for group in formed(grouped(), sorted(held)):
+    for group in cohorts_of(grouped()).formed(sorted(held)):
         few = [c for c in group if 0 < len(held[c]) <= 10]
         many = [c for c in group if len(held[c]) > 10]
         if few and many:

@@ -16,9 +16,8 @@ from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.plan import Plan, PrivacyPlan
 from tessera.privacy.index.period import MemoryPeriods, SqlitePeriods
-from tessera.rounds.cohorts import Cohorts
+from tessera.rounds.cohorts import Cohorts, cohorts_of
 from tessera.rounds.events import RoundAbort, RoundFinished
-from tessera.rounds.fixed_groups import formed
 from tessera.runs.training import complete
 from tessera.simulation.cohort_training import one_by_one
 from tessera.simulation.faults import Drop, Lie, dropout_places, random_dropouts
@@ -88,12 +87,13 @@ def test_one_more_client_moves_nobody(ids, one):
 
 def test_groups_follow_from_ids_and_a_salt_and_not_from_places_in_a_list():
     chosen, clients = grouped(), [ClientId(i) for i in range(5, 70, 3)]
-    groups = formed(chosen, clients)
-    assert formed(chosen, clients[::-1]) == groups == formed(chosen, set(clients))
-    assert formed(replace(chosen, seed=1), clients) != groups
-    assert formed(replace(chosen, federation="another"), clients) != groups
+    rule = cohorts_of(chosen)
+    groups = rule.formed(clients)
+    assert rule.formed(clients[::-1]) == groups == rule.formed(set(clients))
+    assert cohorts_of(replace(chosen, seed=1)).formed(clients) != groups
+    assert cohorts_of(replace(chosen, federation="another")).formed(clients) != groups
     # Who is not there leaves the order of all others as it was.
-    assert groups[0] in formed(chosen, {*clients} - {*groups[-1]})
+    assert groups[0] in rule.formed({*clients} - {*groups[-1]})
 
 
 def test_a_federation_goes_on_when_one_more_has_come(tmp_path):

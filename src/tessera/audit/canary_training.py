@@ -41,7 +41,7 @@ from tessera.privacy.dp.noise_setting import Drawn, NoiseSetting
 from tessera.protocols.secagg.phases import StageSum, TableSum
 from tessera.rounds import dp
 from tessera.rounds.clipped_vector import clipped_update, clipped_vector, noise_stream, noisy_update
-from tessera.rounds.cohorts import drawn_in_secret
+from tessera.rounds.cohorts import secret_cohorts
 from tessera.rounds.encode import means
 from tessera.rounds.noise import noise_of
 from tessera.runs.noisy import OfSubjects, PrintedBatches
@@ -258,7 +258,8 @@ def drawn_canaries(plan: Plan, rounds: int, canaries: int, entropy: Entropy) -> 
     """Which canaries are in the cohort of each round; None where the plan's seed has them all."""
     if not plan.drawn_in_secret:
         return None
-    every = [drawn_in_secret(plan, RoundId(at), canaries, entropy) for at in range(rounds)]
+    coins = secret_cohorts(plan).coins
+    every = [coins(RoundId(at), canaries, entropy) for at in range(rounds)]
     return np.stack(every)
 
 

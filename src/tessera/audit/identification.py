@@ -39,7 +39,6 @@ from tessera.learning.tables.arrays import Ids
 from tessera.plan import Plan
 from tessera.privacy.index.posterior import Floats
 from tessera.rounds import schemes
-from tessera.rounds.schemes import Rows
 
 COUNTS: Final = "counts against answers"
 PARTICIPATION: Final = "participation"
@@ -123,13 +122,10 @@ class NamingAttacks:
     @property
     def _tried(self) -> tuple[str, ...]:
         """Two servers' clients are told nothing of each other; whole models have no answers."""
-        match schemes.of(self.plan).rows:
-            case Rows.UNSEEN:
-                return (PARTICIPATION, LINKS)
-            case Rows.WHOLE | Rows.LISTED:
-                return (PARTICIPATION, MOVEMENT, LINKS)
-            case Rows.NAMED | Rows.RANDOMISED:
-                return ATTACKS
+        entry = schemes.of(self.plan)
+        if entry.two_servers:
+            return (PARTICIPATION, LINKS)
+        return ATTACKS if entry.by_rows else (PARTICIPATION, MOVEMENT, LINKS)
 
     def _attack(
         self, circle: Circle, meetings: Sequence[Meeting]

@@ -250,7 +250,7 @@ def noise_for(unit: str, scheme: str, known: Known) -> DPPlan | None:
     if unit not in get_args(Protected):
         raise ConfigError(f"--dp {unit}", hint=f"one of {', '.join(get_args(Protected))}")
     private, entry = known.recommended.private, schemes.named(scheme)
-    if unit == "user" and private is not None and entry.rows is not schemes.Rows.NAMED:
+    if unit == "user" and private is not None and (entry.hides or not entry.by_rows):
         # Who sees no sum without noise, where the scheme has somebody like that.
         added = NoiseFrom.SHARES if entry.masks else NoiseFrom.SERVER
         return DPPlan(

@@ -37,13 +37,10 @@ from tessera.protocols.machine import (
     Steps,
     shortened,
 )
-from tessera.protocols.plain import PlainClient
 from tessera.protocols.secagg import messages as secagg
-from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.states import Reveal
-from tessera.protocols.secagg.transcript import Received
-from tessera.rounds import delivery, encode, group_check, schemes, select
+from tessera.rounds import delivery, encode, schemes, select
 from tessera.rounds.client_states import (
     AT_WORK,
     AwaitingModel,
@@ -57,8 +54,8 @@ from tessera.rounds.client_states import (
     TrainingOutput,
     UpdateSent,
 )
-from tessera.rounds.encode import Clipped, RowWords
-from tessera.rounds.ideal import IdealClient, Offered, SparseInput, TrustedParty
+from tessera.rounds.cohorts import cohorts_of
+from tessera.rounds.encode import Clipped
 from tessera.rounds.local_state import LocalState, Word, check_rows
 from tessera.rounds.messages import (
     FROM_SERVER,
@@ -69,6 +66,8 @@ from tessera.rounds.messages import (
 from tessera.rounds.noise import noise_of
 from tessera.rounds.root import coins_of, draw_root
 from tessera.rounds.select import Selection
+from tessera.rounds.sums import ClientSetup, Sum, SumClient
+from tessera.rounds.words import RowWords
 from tessera.wire.stored import Kept, Owner
 
 OWN: Final = (*FROM_SERVER, RoundOver)
@@ -85,7 +84,6 @@ class ClientRound(Follower):
     ROLE = "client of a round"
     STATES = (NotStarted, *AT_WORK, Left)
     PHASES: ClassVar = {NotStarted: "Invited"}
-    _ideal: TrustedParty | None
     FROM_SERVER = FROM_SERVER
 
     def __init__(
@@ -101,11 +99,11 @@ class ClientRound(Follower):
         owner = self._hold(plan, round_id, me, local, entropy, identity)
         self._begin(owner, NotStarted())
 
-    def in_memory(self, party: TrustedParty) -> None:
-        """Take part in the ideal sum instead of the plan's; before the start."""
+    def take_part_in(self, total: Sum) -> None:
+        """Take part in this sum instead of the plan's, an ideal one; before the start."""
         if not isinstance(self.state, NotStarted):
             raise MisuseError("a round is ideal from its beginning, or not at all")
-        self._ideal = party
+        self._sum = total
 
     @classmethod
     def wake(
@@ -135,11 +133,13 @@ class ClientRound(Follower):
         entropy: Entropy,
         identity: Identity | None,
     ) -> Owner:
-        schemes.check(type(self).__name__, plan, schemes.ONE_SERVER)
+        schemes.check(type(self).__name__, plan, two_servers=False)
         check_rows(plan, local)
         self.plan, self.me = plan, me
-        self._local, self._entropy, self._identity = local, entropy, identity
-        self._ideal = None
+        self._local, self._entropy = local, entropy
+        entry = schemes.of(plan)
+        self._sum, self._rows, self._cohorts = entry.sum, entry.rows, cohorts_of(plan)
+        self._setup = ClientSetup(plan=plan, round_id=round_id, me=me, identity=identity)
         self.clipped, self.broken = Clipped(), ""
         self.written: dict[str, Ids] = {}
         # What follows from the state, worked out once.
@@ -147,13 +147,8 @@ class ClientRound(Follower):
         self._submodel: tuple[Any, Submodel] | None = None
         return self._owned(me, round_id, plan.digest)
 
-    def _woken_sum(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> Client | PlainClient:
-        plan = self.plan
-        if schemes.of(plan).masks:
-            params = plan.secagg(self.round_id)
-            return Client.wake(snapshot, messages, params, self.me, identity=self._identity)
-        stage, sparse = plan.stages[0], plan.selects
-        return PlainClient.wake(snapshot, messages, stage, self.round_id, self.me, sparse=sparse)
+    def _woken_sum(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> SumClient:
+        return self._sum.wake_client(self._setup, snapshot, messages)
 
     @property
     def phase(self) -> str:
@@ -165,28 +160,14 @@ class ClientRound(Follower):
         if not isinstance(self.state, NotStarted):
             raise MisuseError("a round is started once")
         self._local.must_be_settled()
-        plan, out = self.plan, []
         self.prepare()
-        root = draw_root(self._entropy, plan, self.round_id, self.me)
-        total: Client | PlainClient | IdealClient
-        if self._ideal is not None:
-            total = IdealClient(self._ideal, self.me)
-            out = total.begin()
-        elif schemes.of(plan).masks:
-            total, out = Client.join(
-                plan.secagg(self.round_id),
-                self.me,
-                entropy=root,
-                identity=self._identity,
-                last_round=self._local.last_round,
-            )
-        else:
-            total = PlainClient(plan.stages[0], self.round_id, self.me, sparse=plan.selects)
+        root = draw_root(self._entropy, self.plan, self.round_id, self.me)
+        total, out = self._sum.join(self._setup, root, self._local.last_round)
         self._local.last_round = self.round_id
         begun: OfferingRows | ReadyToChoose | AwaitingModel
-        if plan.has_union:
+        if self._rows.randomised:
             begun = OfferingRows(root=root, sum=total)
-        elif schemes.of(plan).by_rows:
+        elif self._rows.chosen:
             begun = ReadyToChoose(root=root, sum=total, union=None)
         else:
             begun = AwaitingModel(root=root, sum=total, asked=None)
@@ -196,9 +177,9 @@ class ClientRound(Follower):
 
     def prepare(self) -> None:
         """Freeze what the answers depend on and charge for them: before the first message."""
-        if self.plan.has_union:
+        if self._rows.randomised:
             self._freeze_and_charge()
-        elif schemes.of(self.plan).masks and self.plan.tables:
+        elif self._sum.masks and self.plan.tables:
             self._local.release(self.plan, self.round_id, *noise_of(self.plan).bare(THE_SUMS))
         self._local.charge_noise(self.plan, self.round_id)
 
@@ -259,7 +240,7 @@ class ClientRound(Follower):
     @property
     def left_out(self) -> int:
         """Real rows over the cap that the plan sets on the rows a client may name."""
-        frozen = self._frozen if self.plan.has_union else None
+        frozen = self._frozen if self._rows.randomised else None
         return 0 if frozen is None else sum(len(t.left_out) for t in frozen.tables)
 
     # --- messages -------------------------------------------------------------------------------
@@ -320,20 +301,22 @@ class ClientRound(Follower):
     def _on_sum(self, state: Any, data: bytes) -> Moved:
         """A message of the sum's, which judges itself whether it is due."""
         out = state.sum.receive(SERVER, data)
-        if self.plan.grouped and wire.kind_of(data) is secagg.Roster:
-            self._check_group(wire.decode(data, expect=(secagg.Roster,)))
+        if wire.kind_of(data) is secagg.Roster:
+            self._check_members(wire.decode(data, expect=(secagg.Roster,)))
         if wire.kind_of(data) is secagg.RowGroups and state.sum.knows_groups:  # else it is repeated
             self._check_row_groups(state.sum)
         return state, out
 
-    def _check_row_groups(self, total: Client | IdealClient) -> None:
-        plan = self.plan
-        named = plan.has_union and group_check.names_everything(plan, self._period().privacy)
-        if named and (flaw := group_check.row_groups_flaw(plan, total.smallest_group)):
+    def _check_row_groups(self, total: SumClient) -> None:
+        if not self._rows.randomised:
+            return
+        own = self._period().privacy
+        if flaw := self._cohorts.row_groups_flaw(own, total.smallest_group):
             raise self._fault(flaw)
 
-    def _check_group(self, roster: secagg.Roster) -> None:
-        if flaw := group_check.members_flaw(self.plan, roster, self._local.periods):
+    def _check_members(self, roster: secagg.Roster) -> None:
+        members = [m.client for m in roster.members]
+        if flaw := self._cohorts.members_flaw(members, self._local.periods):
             raise self._fault(flaw)
 
     def _apply(self, step: Step, message: Any) -> Moved:
@@ -356,11 +339,9 @@ class ClientRound(Follower):
         total = state.sum
         if total.wants is None or total.stage != UNION:
             return None
-        if isinstance(total, IdealClient):
-            return state, total.submit(Offered(self._offered()))
         coins = state.root.secret(Label.UNION_COINS)
-        words = encode.union_words(self.plan, self.round_id, self._offered(), coins)
-        return state, total.submit(Input(dense=words))
+        given = self._sum.union_input(self.plan, self.round_id, self._offered(), coins)
+        return state, total.submit(given)
 
     def _offered(self) -> Ids:
         """What this client puts into the union: its rows in the one space of ids, and decoys."""
@@ -370,7 +351,7 @@ class ClientRound(Follower):
         return select.offered(plan, rows, frozen.secret, frozen.period, catalogue)
 
     def _on_union(self, state: OfferingRows, union: Kept[UnionOpened]) -> Moved:
-        if isinstance(state.sum, PlainClient) or not state.sum.knows_survivors(UNION):
+        if not state.sum.knows_survivors(UNION):
             raise self._fault("sent a union that is not due")
         if flaw := select.union_flaw(self.plan, union.message):
             raise self._fault(flaw)
@@ -402,7 +383,7 @@ class ClientRound(Follower):
             return {plan.table_id(t.name): rows[t.name] for t in plan.roots}
 
         rows = RowsAsked(requested=of_roots(chosen.requested), trained=of_roots(chosen.trained))
-        asked = Question(rows=self._kept(rows), union=state.union)
+        asked = Question(rows=self._sum.kept(rows), union=state.union)
         self._selected = (asked, chosen)
         reveal = Reveal(
             tables={
@@ -414,10 +395,6 @@ class ClientRound(Follower):
         )
         following = AwaitingModel(root=state.root, sum=state.sum, asked=asked)
         return following, state.sum.submit(reveal)
-
-    def _kept(self, rows: RowsAsked) -> Kept[RowsAsked]:
-        """Encoded, unless the round is ideal and never stored."""
-        return Kept.of(rows) if self._ideal is None else Kept.received(rows, b"", b"")
 
     def _selection(self, asked: Question | None) -> Selection:
         """The rows that are fetched and those that are trained, by table name."""
@@ -442,8 +419,8 @@ class ClientRound(Follower):
     # --- 4. fetch and train ---------------------------------------------------------------------
 
     def _on_download(self, state: AwaitingModel, download: Kept[Download]) -> Moved:
-        if isinstance(state.sum, IdealClient) and state.asked is not None:
-            self._check_row_groups(state.sum)  # known already: an ideal sum sends no message
+        if self._sum.in_memory and state.asked is not None:
+            self._check_row_groups(state.sum)  # known already: it sends no message
         following = TrainingModel(
             root=state.root, sum=state.sum, asked=state.asked, download=download
         )
@@ -468,9 +445,8 @@ class ClientRound(Follower):
 
     def _submodel_of(self, state: TrainingModel) -> Submodel:
         chosen, message = self._selection(state.asked), state.download.message
-        if self._ideal is not None and state.asked is None:
-            # One copy for everybody, since it is the same for all.
-            dense, tables = self._ideal.once(message, lambda: self._parts(message, chosen))
+        if state.asked is None:  # the same for everybody
+            dense, tables = self._sum.once(message, lambda: self._parts(message, chosen))
         else:
             dense, tables = self._parts(message, chosen)
         return Submodel(dense, tables, chosen.trained)
@@ -531,9 +507,7 @@ class ClientRound(Follower):
             for table, words in state.tables.items()
         }
         included = None if state.asked is None else total.included_among_named
-        received = Received()
-        if isinstance(total, Client):  # masks are shared only with those who were sent the same
-            received = delivery.received(plan, state.download.message, included)
+        received = self._sum.received(plan, state.download.message, included)
         if state.asked is not None and included is not None:
             tables = {}
             for name, part in rows.items():
@@ -545,11 +519,8 @@ class ClientRound(Follower):
             given = Input(dense=state.dense, tables=tables, context=context, received=received)
         elif not plan.counts_rows or not rows:
             given = Input(dense=state.dense, received=received)
-        elif isinstance(total, IdealClient):
-            return UpdateSent(sum=total), total.submit(SparseInput(state.dense, rows))
         else:
-            whole = encode.whole_words(plan, state.dense, rows)
-            given = Input(dense=whole, received=received)
+            given = self._sum.whole_input(plan, state.dense, rows, received)
         return UpdateSent(sum=total), total.submit(given)
 
 

@@ -13,16 +13,14 @@ import numpy.typing as npt
 from tessera import wire
 from tessera.ids import TableId
 from tessera.learning.tables.submodel import ModelUpdate
-from tessera.protocols.plain import PlainClient
-from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.params import MAX_TABLES
 from tessera.protocols.secagg.phases import MAX_SUM_BYTES
-from tessera.rounds.ideal import IdealClient
 from tessera.rounds.messages import Download, RowsByTable, UnionOpened
 from tessera.rounds.root import StoredRoot
+from tessera.rounds.sums import SumClient
 from tessera.wire.stored import ByDigest, Inner, Kept
 
-Sum = Annotated[Client | PlainClient | IdealClient, Inner("sum")]
+Sum = Annotated[SumClient, Inner("sum")]
 KeptUnion = Annotated[Kept[UnionOpened], ByDigest(UnionOpened)]
 KeptDownload = Annotated[Kept[Download], ByDigest(Download)]
 Words = Annotated[npt.NDArray[Any], wire.Words(MAX_SUM_BYTES)]

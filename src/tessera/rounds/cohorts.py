@@ -1,14 +1,18 @@
-"""Cohorts: who takes part in a round, and under which name.
+"""Cohorts: who takes part in a round, who is summed with whom, and what a client insists on.
 
-Most follow from the plan's seed, which everybody has. Where the plan has a `participation`, each
-client has a coin of the leader's entropy in every round: only the leader, and whoever meets the
-cohort, knows who is in it.
+Four kinds, chosen once by the plan (`cohorts_of`): drawn by the plan's seed, which everybody has;
+the same as long as two servers' keys last; whole fixed groups, which never change; or by coins of
+the leader, so that only the leader, and whoever meets the cohort, knows who is in it. A new kind is
+a class in this file.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,51 +21,327 @@ from tessera.crypto.coins import CoinStream
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import Label, Stream, uniform
 from tessera.crypto.ring import Ring
+from tessera.crypto.secret import encode_context
 from tessera.errors import ConfigError, MisuseError
-from tessera.ids import ClientId, RoundId
+from tessera.ids import ClientId, RoundId, TableId
+from tessera.learning.averaging import TableMean
 from tessera.plan import Plan, Sharing
 from tessera.plan.dp import GIVEN_UP, boundary
+from tessera.privacy.index.period import AnotherGroup, PeriodStore
+from tessera.privacy.index.response import IndexPrivacy
 from tessera.rounds import schemes
-from tessera.rounds.fixed_groups import FixedGroup, with_newcomers
+from tessera.rounds.words import RoundResult
+
+FixedGroup: TypeAlias = tuple[ClientId, ...]
+Named: TypeAlias = Mapping[ClientId, ClientId]
+"""Who each name of a round is."""
+Unmasked: TypeAlias = Callable[[ClientId], bool]
+"""Whether a client sends its update unmasked, where the plan leaves that to it."""
+Split: TypeAlias = list[tuple[Plan, tuple[ClientId, ...]]]
+"""The parts of a cohort that are summed apart, each with the plan among its clients."""
+
+LEAST_TOGETHER: Final = 3
+LEAST_SHARE: Final = 0.1
+"""If fewer clients of a cohort would remain in the secure sum, all of them take part in it."""
+TOO_FEW_DRAWN: Final = "the coins drew too few clients"
+TOO_MANY_DRAWN: Final = "the coins drew more clients than a sum has room for"
 
 
-def drawn_in_secret(
-    plan: Plan, round_id: RoundId, clients: int, entropy: Entropy
-) -> npt.NDArray[np.bool_]:
-    """Which of so many clients the leader's coins have in a round: the same if asked again."""
-    section = plan.dp
-    if section is None or not section.participation:
-        raise MisuseError("coins for a cohort that follows from the plan's seed")
-    secret = entropy.secret(Label.COHORT_COINS, plan.federation, int(round_id))
-    coins = CoinStream(Stream.of(secret, Label.COHORT_COINS))
-    return coins.heads(clients, section.participation)
+class CohortRule:
+    """How cohorts come about. This is the plain kind: drawn by the plan's seed in every round."""
+
+    opens_whole: bool = False
+    """Whether sums open over all of their clients or not at all; other parts of a round go on."""
+    hidden: bool = False
+    """Whether those who do not meet a cohort do not know who is in it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    # --- a server's side ------------------------------------------------------------------------
+
+    def check(self, population: int) -> None:
+        """Refuse a population for which what the plan promises would not hold."""
+
+    def formed(
+        self, clients: Collection[ClientId], groups: Sequence[FixedGroup] = ()
+    ) -> list[FixedGroup]:
+        """The fixed groups there are, as they are, and those that form among the other clients."""
+        return []
+
+    def draw(self, round_id: RoundId, cohorts: Cohorts) -> list[ClientId]:
+        """Without replacement, within what the plan allows in this period."""
+        plan, pool = self.plan, sorted(cohorts.population)
+        if plan.privacy.one_participation:
+            met = cohorts.met[plan.period(round_id)]
+            pool = [c for c in pool if c not in met]
+        if len(pool) < plan.cohort:
+            raise ConfigError(
+                f"round {round_id}: {len(pool)} clients may take part, a cohort has {plan.cohort}",
+                hint="more clients, a smaller cohort, or shorter periods",
+            )
+        rng = np.random.default_rng([plan.seed, int(round_id)])
+        chosen = [pool[i] for i in sorted(rng.choice(len(pool), plan.cohort, replace=False))]
+        cohorts.met[plan.period(round_id)].update(chosen)
+        return chosen
+
+    def split(self, named: Named, groups: Sequence[FixedGroup], unmasked: Unmasked | None) -> Split:
+        """Those who are masked first, then those in the clear."""
+        plan, names = self.plan, tuple(sorted(named))
+        if unmasked is None or not schemes.of(plan).sum.masks:
+            return [(plan, names)]
+        bare = {name for name in names if unmasked(named[name])}
+        masked = tuple(name for name in names if name not in bare)
+        if not bare or 0 < len(masked) < max(LEAST_TOGETHER, LEAST_SHARE * len(names)):
+            return [(plan, names)]
+        plain = tuple(name for name in names if name in bare)
+        split = [(plan.part(secure=False, clients=len(plain)), plain)]
+        if masked:
+            split.insert(0, (plan.part(secure=True, clients=len(masked)), masked))
+        return split
+
+    def given_up(self, came: int) -> str:
+        """Why a round with so many clients is not begun; "" if it is."""
+        return ""
+
+    def divided(self, result: RoundResult) -> RoundResult:
+        """The means of a round as they are stepped into the model."""
+        return result
+
+    def most_dropouts(self, cohort: int) -> int | None:
+        """How many of a cohort a simulation has drop out at most; None: any number.
+
+        With more than the secure sums tolerate a round would be aborted.
+        """
+        return cohort - self.plan.least_survivors if schemes.of(self.plan).sum.hides else None
+
+    def spent(self, round_id: RoundId, lasts: int | None, short: Callable[[RoundId], bool]) -> str:
+        """For how many rounds a budget has lasted, if it does not last for this one; else ""."""
+        return f"{lasts} rounds" if short(round_id) else ""
+
+    # --- a client's side ------------------------------------------------------------------------
+
+    def least_rounds(self, population: int) -> int:
+        """Rounds that every client has in a period: all of them, if cohorts are not drawn."""
+        everybody = population == self.plan.cohort
+        masks_always = self.plan.security.sharing is Sharing.SECURE
+        return self.plan.privacy.least_rounds if everybody and masks_always else 1
+
+    def members_flaw(self, members: Sequence[ClientId], periods: PeriodStore) -> str:
+        """What is wrong with those a client is to be summed with; "" if nothing is."""
+        return ""
+
+    def row_groups_flaw(self, own: IndexPrivacy, smallest: Callable[[TableId], int]) -> str:
+        """What is wrong with the groups of the rows that a client named; "" if nothing is.
+
+        Masks follow from the values of the rows that two clients share, and who shares which is the
+        server's word. Where everybody names the whole union a client knows what is right: a row
+        that is left out could be another one for every client, and members that are left out could
+        be summed apart. `smallest` is the smallest group of a table's rows, 0 if one was left out.
+        """
+        alike = self.plan.privacy.index.names_all and own.names_all
+        tables = map(TableId, range(len(self.plan.tables)))
+        if alike and any(smallest(table) < self.least_row_group for table in tables):
+            return "left rows of the union, or members of the group, out of the sum"
+        return ""
+
+    @property
+    def least_row_group(self) -> int:
+        """Members of a row's group where everybody names the whole union."""
+        return 1
+
+    def check_choices(self, choices: Mapping[str, bool]) -> None:
+        """Refuse what a client has chosen for itself (True) where everybody has to be alike."""
 
 
-def check_drawn(plan: Plan, population: int) -> None:
-    """Refuse a population for which the account of secret cohorts would not hold."""
-    section = plan.dp
-    assert section is not None
-    share = section.participation
-    if round(share * population) != plan.cohort:
-        raise ConfigError(
-            f"[dp] participation = {share:g} of {population:,} clients makes a cohort of "
-            f"{share * population:.5g}, and not of {plan.cohort:,}, by which sums are divided",
-            hint=f"cohort = {max(2, round(share * population))}",
-        )
-    fewest = plan.fewest_clients
-    if boundary(fewest, expected=plan.cohort, share=share) > GIVEN_UP:
-        raise ConfigError(
-            f"[dp] participation = {share:g}: that fewer than {fewest} clients are drawn, and the "
-            f"round is given up, is not below {GIVEN_UP:g}; it would show who is there",
-            hint="more clients, a larger share of them, or fewer that a round needs",
-        )
-    if schemes.of(plan).masks:  # a sum over the fewest, and over the most, has to be possible
+class LastingCohorts(CohortRule):
+    """Drawn by the seed for as many rounds as the keys of two servers' clients last."""
+
+    def draw(self, round_id: RoundId, cohorts: Cohorts) -> list[ClientId]:
+        lasting = self.plan.key_rounds
+        first = RoundId(round_id // lasting * lasting)
+        if cohorts.lasting is None or cohorts.lasting[0] != first:
+            cohorts.lasting = (first, tuple(super().draw(first, cohorts)))
+        return list(cohorts.lasting[1])
+
+
+class FixedGroups(CohortRule):
+    """Clients that are always summed together: as many whole groups as a cohort has room for.
+
+    The salt of the groups is public, and so is who meets whom: what hides a holder is that the
+    members of its group leave one trace, not that they are unknown.
+    """
+
+    opens_whole = True
+
+    def formed(
+        self, clients: Collection[ClientId], groups: Sequence[FixedGroup] = ()
+    ) -> list[FixedGroup]:
+        """Each of the plan's size; clients that fill none wait for others."""
+        size = self.plan.privacy.group_size
+        placed = [client for group in groups for client in group]
+        if any(len(group) != size for group in groups) or len(set(placed)) != len(placed):
+            raise ConfigError(
+                f"stored groups are not of {size} clients each, every client in one",
+                hint="a fixed group keeps its members: restore the groups as they were stored",
+            )
+        there = set(placed)
+        order = sorted((c for c in clients if c not in there), key=self._place)
+        starts = range(0, len(order) - size + 1, size)
+        return [*groups, *(tuple(sorted(order[at : at + size])) for at in starts)]
+
+    def _place(self, client: ClientId) -> bytes:
+        salt = encode_context(Label.FIXED_GROUPS, self.plan.federation, self.plan.seed)
+        return hashlib.sha256(salt + encode_context(int(client))).digest()
+
+    def draw(self, round_id: RoundId, cohorts: Cohorts) -> list[ClientId]:
+        wanted, here = self.plan.cohort // self.plan.privacy.group_size, set(cohorts.population)
+        whole = [group for group in cohorts.groups if here.issuperset(group)]
+        if len(whole) < wanted:
+            raise ConfigError(
+                f"round {round_id}: {len(whole)} whole fixed groups, a cohort has {wanted}",
+                hint="more clients, a smaller cohort, or smaller groups",
+            )
+        rng = np.random.default_rng([self.plan.seed, int(round_id)])
+        drawn = rng.choice(len(whole), wanted, replace=False)
+        return [c for at in sorted(drawn) for c in whole[at]]
+
+    def split(self, named: Named, groups: Sequence[FixedGroup], unmasked: Unmasked | None) -> Split:
+        met = set(named)
+        return [(self.plan.group_plan, group) for group in groups if met & set(group)]
+
+    def most_dropouts(self, cohort: int) -> int | None:
+        """A group tolerates none, and all that are drawn drop out: its round is discarded."""
+        return None
+
+    @property
+    def least_row_group(self) -> int:
+        return self.plan.privacy.group_size
+
+    def members_flaw(self, members: Sequence[ClientId], periods: PeriodStore) -> str:
+        """Asked before anything is shared with them; the first ones are recorded."""
+        given = tuple(int(c) for c in members)
+        try:
+            if periods.group(self.plan.federation, given) != given:
+                return "named other members of this client's group than in its first round"
+        except AnotherGroup as error:
+            return f"named other members than this client's rows have met: {error}"
+        return ""
+
+    def check_choices(self, choices: Mapping[str, bool]) -> None:
+        """A choice of one's own may follow from one's data, and is seen."""
+        for name, chosen in choices.items():
+            if chosen:
+                raise ConfigError(
+                    f"a client of a fixed group has its own {name}: members who choose for "
+                    "themselves can be told apart by what they choose",
+                    hint=f"leave {name} to the plan, or use another level than groups",
+                )
+
+
+class SecretCohorts(CohortRule):
+    """Secret Poisson sampling: a coin of the leader's for every client and round."""
+
+    hidden = True
+
+    @property
+    def share(self) -> float:
+        """The probability of a client to be in a round."""
+        assert self.plan.dp is not None
+        return self.plan.dp.participation
+
+    def check(self, population: int) -> None:
+        plan, share = self.plan, self.share
+        if round(share * population) != plan.cohort:
+            raise ConfigError(
+                f"[dp] participation = {share:g} of {population:,} clients makes a cohort of "
+                f"{share * population:.5g}, and not of {plan.cohort:,}, by which sums are divided",
+                hint=f"cohort = {max(2, round(share * population))}",
+            )
+        fewest = plan.fewest_clients
+        if boundary(fewest, expected=plan.cohort, share=share) > GIVEN_UP:
+            raise ConfigError(
+                f"[dp] participation = {share:g}: that fewer than {fewest} clients are drawn, and "
+                f"the round is given up, is not below {GIVEN_UP:g}; it would show who is there",
+                hint="more clients, a larger share of them, or fewer that a round needs",
+            )
         for clients in (fewest, min(population, plan.most_clients)):
-            plan.part(secure=True, clients=clients)
+            self._among(clients)  # a sum over the fewest, and over the most, has to be possible
+
+    def _among(self, clients: int) -> Plan:
+        """Who masks meets the whole cohort; to others its size is no part of the agreement."""
+        masks = schemes.of(self.plan).sum.masks
+        return self.plan.part(secure=True, clients=clients) if masks else self.plan
+
+    def coins(self, round_id: RoundId, clients: int, entropy: Entropy) -> npt.NDArray[np.bool_]:
+        """Which of so many clients are in a round: the same if asked again."""
+        secret = entropy.secret(Label.COHORT_COINS, self.plan.federation, int(round_id))
+        return CoinStream(Stream.of(secret, Label.COHORT_COINS)).heads(clients, self.share)
+
+    def draw(self, round_id: RoundId, cohorts: Cohorts) -> list[ClientId]:
+        everybody = sorted(cohorts.population)
+        heads = self.coins(round_id, len(everybody), cohorts.entropy)
+        return [client for client, there in zip(everybody, heads, strict=True) if there]
+
+    def split(self, named: Named, groups: Sequence[FixedGroup], unmasked: Unmasked | None) -> Split:
+        names = tuple(sorted(named))
+        return [] if self.given_up(len(names)) else [(self._among(len(names)), names)]
+
+    def given_up(self, came: int) -> str:
+        """That follows from coins alone, and hardly ever from those of one client
+        (`plan/dp.py`): nothing is sent, and the charge for the round stays."""
+        if came < self.plan.fewest_clients:
+            return TOO_FEW_DRAWN
+        return TOO_MANY_DRAWN if came > self.plan.most_clients else ""
+
+    def divided(self, result: RoundResult) -> RoundResult:
+        """By the number of clients that is expected, where theirs is a secret.
+
+        Where counts are summed under noise, they are what sums are divided by.
+        """
+        assert self.plan.dp is not None
+        if self.plan.dp.counts:
+            return result
+        weight = self.plan.cohort
+        tables = {
+            name: TableMean(
+                part.ids,
+                part.mean * (np.maximum(part.counts, 1) / weight)[:, None],
+                np.full(len(part.ids), weight, dtype=np.int64),
+            )
+            for name, part in result.tables.items()
+        }
+        dense = result.dense * (max(result.weight, 1) / weight)
+        return replace(result, weight=weight, dense=dense, tables=tables)
+
+    def most_dropouts(self, cohort: int) -> int | None:
+        hides = schemes.of(self.plan).sum.hides
+        return cohort - self._among(cohort).least_survivors if hides else None
+
+    def spent(self, round_id: RoundId, lasts: int | None, short: Callable[[RoundId], bool]) -> str:
+        """When training ends is not to follow from who was drawn."""
+        return f"up to {lasts} rounds" if lasts is not None and int(round_id) >= lasts else ""
+
+
+def cohorts_of(plan: Plan) -> CohortRule:
+    """The kind of cohorts that a plan has."""
+    if plan.drawn_in_secret:
+        return SecretCohorts(plan)
+    if plan.grouped:
+        return FixedGroups(plan)
+    return LastingCohorts(plan) if plan.key_rounds > 1 else CohortRule(plan)
+
+
+def secret_cohorts(plan: Plan) -> SecretCohorts:
+    """The plan's cohorts, asked for only where they are drawn in secret."""
+    rule = cohorts_of(plan)
+    if not isinstance(rule, SecretCohorts):
+        raise MisuseError("coins for a cohort that follows from the plan's seed")
+    return rule
 
 
 class Cohorts:
-    """Draws one cohort after the other: by the plan's seed, or by the leader's coins."""
+    """One cohort after the other, among the clients that there are."""
 
     def __init__(
         self,
@@ -76,77 +356,31 @@ class Cohorts:
                 f"{len(population)} clients for a cohort of {plan.cohort}",
                 hint="take a smaller cohort, or more clients",
             )
-        if plan.drawn_in_secret:
-            check_drawn(plan, len(population))
-        self.plan = plan
+        self.plan, self.rule = plan, cohorts_of(plan)
+        self.rule.check(len(population))
+        self.population, self.entropy = population, entropy
+        self.groups = self.rule.formed(population, groups)
+        self.met: dict[int, set[ClientId]] = defaultdict(set)  # by period
+        self.lasting: tuple[RoundId, tuple[ClientId, ...]] | None = None
         self.pseudonyms: dict[int, dict[int, int]] = {}
-        self._population, self._entropy = population, entropy
-        self._met: dict[int, set[ClientId]] = defaultdict(set)
-        self._lasting: tuple[RoundId, tuple[ClientId, ...]] | None = None
-        self.groups: list[FixedGroup] = []
-        if plan.grouped:
-            self.groups = with_newcomers(plan, groups, population)
 
     def admit(self, newcomers: Collection[ClientId]) -> None:
         """Clients that join from now on. A fixed group takes nobody in: they form new ones.
 
         Whoever found no group so far waits with them.
         """
-        population = sorted({*self._population, *newcomers})
-        if self.plan.drawn_in_secret:
-            check_drawn(self.plan, len(population))
-        self._population = population
-        if self.plan.grouped:
-            self.groups = with_newcomers(self.plan, self.groups, self._population)
+        population = sorted({*self.population, *newcomers})
+        self.rule.check(len(population))
+        self.population = population
+        self.groups = self.rule.formed(population, self.groups)
 
     @property
     def least_rounds(self) -> int:
-        """Rounds that every client has in a period: all of them, if cohorts are not drawn."""
-        everybody = len(self._population) == self.plan.cohort
-        masks_always = self.plan.security.sharing is Sharing.SECURE
-        return self.plan.privacy.least_rounds if everybody and masks_always else 1
+        return self.rule.least_rounds(len(self.population))
 
     def sample(self, round_id: RoundId) -> list[ClientId]:
-        """The cohort: drawn without replacement, within what the plan allows in this period.
-
-        Where keys last, it stays as long as they do. One that is drawn in secret has a coin for
-        everybody instead, and any number of clients.
-        """
-        plan, lasting = self.plan, self.plan.key_rounds
-        if plan.drawn_in_secret:
-            everybody = sorted(self._population)
-            heads = drawn_in_secret(plan, round_id, len(everybody), self._entropy)
-            return [client for client, there in zip(everybody, heads, strict=True) if there]
-        if lasting > 1:
-            round_id = RoundId(round_id // lasting * lasting)
-            if self._lasting is not None and self._lasting[0] == round_id:
-                return list(self._lasting[1])
-        if plan.grouped:
-            wanted = plan.cohort // plan.privacy.group_size
-            here = set(self._population)
-            whole = [group for group in self.groups if here.issuperset(group)]
-            if len(whole) < wanted:
-                raise ConfigError(
-                    f"round {round_id}: {len(whole)} whole fixed groups, a cohort has {wanted}",
-                    hint="more clients, a smaller cohort, or smaller groups",
-                )
-            rng = np.random.default_rng([plan.seed, int(round_id)])
-            drawn = rng.choice(len(whole), wanted, replace=False)
-            return [c for at in sorted(drawn) for c in whole[at]]
-        pool = sorted(self._population)
-        if plan.privacy.one_participation:
-            met = self._met[plan.period(round_id)]
-            pool = [c for c in pool if c not in met]
-        if len(pool) < plan.cohort:
-            raise ConfigError(
-                f"round {round_id}: {len(pool)} clients may take part, a cohort has {plan.cohort}",
-                hint="more clients, a smaller cohort, or shorter periods",
-            )
-        rng = np.random.default_rng([plan.seed, int(round_id)])
-        chosen = [pool[i] for i in sorted(rng.choice(len(pool), plan.cohort, replace=False))]
-        self._met[plan.period(round_id)].update(chosen)
-        self._lasting = (round_id, tuple(chosen))
-        return chosen
+        """The cohort of a round."""
+        return self.rule.draw(round_id, self)
 
     def named(self, round_id: RoundId, chosen: Sequence[ClientId]) -> dict[ClientId, ClientId]:
         """Who is who in this round: themselves, or under pseudonyms names drawn afresh.
@@ -155,7 +389,7 @@ class Cohorts:
         """
         if not self.plan.privacy.pseudonyms:
             return {c: c for c in chosen}
-        secret = self._entropy.secret(Label.PSEUDONYMS, self.plan.federation, int(round_id))
+        secret = self.entropy.secret(Label.PSEUDONYMS, self.plan.federation, int(round_id))
         drawn = uniform(Ring(32), Stream.of(secret, Label.PSEUDONYMS), 4 * len(chosen))
         names = dict.fromkeys(drawn.tolist())  # each once, in the order in which they were drawn
         named = {ClientId(name): client for name, client in zip(names, chosen, strict=False)}

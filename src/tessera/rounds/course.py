@@ -18,33 +18,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from tessera.crypto.keys import Identity
-from tessera.errors import MisuseError, RoundAborted
+from tessera.errors import ConfigError, MisuseError, RoundAborted
 from tessera.ids import ClientId, RoundId
 from tessera.plan import Plan
 from tessera.rounds import schemes
-from tessera.rounds.cohorts import Cohorts
-from tessera.rounds.encode import RoundResult, by_expected, merged
+from tessera.rounds.cohorts import Cohorts, FixedGroup, Named, Unmasked, cohorts_of
 from tessera.rounds.events import RoundAbort, RoundFinished, RoundStarted
-from tessera.rounds.fixed_groups import FixedGroup
 from tessera.rounds.messages import OUT_OF_BOUNDS
 from tessera.rounds.noise import noise_of
-from tessera.rounds.roles import HelperParty, RoundServer, ServerParty, StoredRole
+from tessera.rounds.roles import HelperParty, RoundServer, ServerParty, StoredRole, roles_of
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.two_server.helper import HelperRound
+from tessera.rounds.words import RoundResult, merged
 
-TOO_FEW_DRAWN: Final = "the coins drew too few clients"
-TOO_MANY_DRAWN: Final = "the coins drew more clients than a sum has room for"
-LEAST_TOGETHER: Final = 3
-LEAST_SHARE: Final = 0.1
-"""If fewer clients of a cohort would remain in the secure sum, all of them take part in it."""
-
-Named = Mapping[ClientId, ClientId]
-"""Who each name of a round is."""
-Unmasked = Callable[[ClientId], bool]
-"""Whether a client sends its update unmasked, where the plan leaves that to it."""
 Evaluate = Callable[[RoundId], float | None]
 Commit = Callable[[RoundId, ServerModel], None]
 
@@ -108,7 +96,11 @@ class Course:
         `commit` makes a stepped model durable before anybody hears of it; `evaluate` tests it, in
         the rounds in which that is due.
         """
-        schemes.check("a course of rounds", plan, schemes.ONE_SERVER | schemes.TWO_SERVERS)
+        if not (entry := schemes.of(plan)).federated:
+            raise ConfigError(
+                f"a course of rounds does not run scheme {entry.name!r}: it has none",
+                hint="name a federated scheme",
+            )
         self.plan, self.model = plan, model
         self.cohorts = Cohorts(plan, clients, party.entropy, groups)
         self.survivors: dict[ClientId, ClientId] = {}  # of the last round: who each name is
@@ -139,48 +131,19 @@ class Course:
             named=named,
             parts=tuple(
                 RoundPart(plan=plan, named={name: named[name] for name in names})
-                for plan, names in self._split(named, unmasked)
+                for plan, names in self.cohorts.rule.split(named, self.cohorts.groups, unmasked)
             ),
         )
 
     def given_up(self, drawn: DrawnRound) -> RoundAbort | None:
-        """Why a round is not begun whose cohort was drawn in secret; None: it is.
-
-        That follows from coins alone, and hardly ever from those of one client
-        (`plan/dp.py`): nothing is sent, and the charge for the round stays.
-        """
-        came, fewest = len(drawn.named), self.plan.fewest_clients
-        if not self.plan.drawn_in_secret or fewest <= came <= self.plan.most_clients:
+        """Why a round is not begun with the cohort that was drawn; None: it is."""
+        came = len(drawn.named)
+        if not (reason := self.cohorts.rule.given_up(came)):
             return None
-        reason = TOO_FEW_DRAWN if came < fewest else TOO_MANY_DRAWN
+        needed = self.plan.fewest_clients
         return RoundAbort(
-            round_id=drawn.round_id, phase="draw", answered=came, needed=fewest, reason=reason
+            round_id=drawn.round_id, phase="draw", answered=came, needed=needed, reason=reason
         )
-
-    def _split(
-        self, named: Named, unmasked: Unmasked | None
-    ) -> list[tuple[Plan, tuple[ClientId, ...]]]:
-        plan, names = self.plan, tuple(sorted(named))
-        if plan.drawn_in_secret:
-            if not plan.fewest_clients <= len(names) <= plan.most_clients:
-                return []
-            # Who masks meets the whole cohort; to others its size is no part of the agreement.
-            masks = schemes.of(plan).masks
-            return [(plan.part(secure=True, clients=len(names)) if masks else plan, names)]
-        if plan.grouped:
-            met = set(names)
-            return [(plan.group_plan, group) for group in self.cohorts.groups if met & set(group)]
-        if not schemes.of(plan).masks or unmasked is None:
-            return [(plan, names)]
-        bare = {name for name in names if unmasked(named[name])}
-        masked = tuple(name for name in names if name not in bare)
-        if not bare or 0 < len(masked) < max(LEAST_TOGETHER, LEAST_SHARE * len(names)):
-            return [(plan, names)]
-        plain = tuple(name for name in names if name in bare)
-        split = [(plan.part(secure=False, clients=len(plain)), plain)]
-        if masked:
-            split.insert(0, (plan.part(secure=True, clients=len(masked)), masked))
-        return split
 
     # --- the server in a part -------------------------------------------------------------------
 
@@ -192,13 +155,14 @@ class Course:
         stored: StoredRole | None = None,
     ) -> RoundServer:
         """The server's role in a part, new or woken. `identity` has its clients' keys."""
-        make = schemes.of(part.plan).roles.server
+        make = roles_of(part.plan).server
         names, model = tuple(part.named), self.model
         return make(part.plan, drawn.round_id, names, model, self._party, identity, stored)
 
     def goes_on_after(self, outcome: PartOutcome) -> bool:
-        """Whether a round goes on: a fixed group that lacks a member opens nothing, others do."""
-        return outcome.aborted is None or self.plan.grouped
+        """Whether a round goes on: of a fixed group that lacks a member the sum is discarded, and
+        other groups go on."""
+        return outcome.aborted is None or self.cohorts.rule.opens_whole
 
     # --- what comes of it -----------------------------------------------------------------------
 
@@ -220,7 +184,7 @@ class Course:
         plan, round_id = self.plan, drawn.round_id
         results = [each.result for each in outcomes if each.result is not None]
         lost = [each for each in outcomes if each.aborted is not None]
-        if lost and (not plan.grouped or not results):
+        if lost and not (results and self.cohorts.rule.opens_whole):
             return _abort(lost[-1])
         result = mergeable(results)
         if result is None:
@@ -232,7 +196,7 @@ class Course:
                 reason=OUT_OF_BOUNDS,
             )
         self.survivors = {name: drawn.named[name] for name in result.survivors}
-        result = by_expected(plan, result)
+        result = self.cohorts.rule.divided(result)
         result = noise_of(plan).on_means(result, self._party.entropy, round_id, largest)
         self.model.step(result, round_id)
         if self._commit is not None:
@@ -275,7 +239,7 @@ class HelperCourse:
     def __init__(
         self, plan: Plan, model: ServerModel, party: HelperParty, *, commit: Commit | None = None
     ) -> None:
-        make = schemes.of(plan).roles.helper
+        make = roles_of(plan).helper
         if make is None:
             raise MisuseError(f"scheme {plan.scheme} has no helper")
         self.plan, self.model = plan, model
@@ -299,7 +263,7 @@ class HelperCourse:
         stepped = None if result is None else mergeable([result])
         if stepped is None:
             return
-        self.model.step(by_expected(self.plan, stepped), round_id)
+        self.model.step(cohorts_of(self.plan).divided(stepped), round_id)
         if self._commit is not None:
             self._commit(round_id, self.model)
 

@@ -24,7 +24,7 @@ from tessera.learning.tables.submodel import TablePart
 from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
 from tessera.protocols.secagg.transcript import NOTHING, Digests, Received
-from tessera.rounds import schemes, select
+from tessera.rounds import select
 from tessera.rounds.messages import Download
 
 ROWS_SENT: Final = b"row sent"
@@ -134,7 +134,7 @@ class SentModel:
         if stage != len(self._plan.stages) - 1:
             return NOTHING  # only the last stage's inputs follow from the model
         if not self._common:
-            sent = self.download(RoundId(0), {} if schemes.of(self._plan).by_rows else None)
+            sent = self.download(RoundId(0), {} if self._plan.by_rows else None)
             self._common = model_digest(sent.dense, sent.tables)
         return self._common
 

@@ -8,8 +8,8 @@ rows. The last dense word is the weight, and the last column of a table its rows
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -23,15 +23,15 @@ from tessera.errors import MisuseError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import TableMean
 from tessera.learning.compression import Quantizer, Residual, sent_of, signed
-from tessera.learning.tables.arrays import Ids, distinct
+from tessera.learning.tables.arrays import Ids
 from tessera.learning.tables.submodel import ModelUpdate
 from tessera.plan import Plan, TablePlan
 from tessera.plan.noisy_vector import NoisyVector
 from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.unmask import surviving
-from tessera.rounds import schemes
 from tessera.rounds.clipped_vector import Asked, SumBounds, add_noise, clipped_vector
 from tessera.rounds.noise import noise_of
+from tessera.rounds.words import RoundResult, RowWords, whole_words
 from tessera.wire.index_set import client_set
 
 NOTHING: Final = "training gave nothing"
@@ -58,26 +58,6 @@ class Clipped:
 
     def __add__(self, other: Clipped) -> Clipped:
         return Clipped(self.cut + other.cut, self.of + other.of)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowWords:
-    """The trained rows of a table, ascending: of each, delta times count, and the count."""
-
-    ids: Ids = field(repr=False)
-    words: Words = field(repr=False)
-
-    @property
-    def written(self) -> Ids:
-        """The rows that are not all zeros."""
-        return self.ids[self.words.any(axis=1)]
-
-    def at(self, ids: Ids) -> Words:
-        """The words of these rows, ascending; zeros for those that were not trained."""
-        words = np.zeros((len(ids), *self.words.shape[1:]), dtype=self.words.dtype)
-        _, to, source = np.intersect1d(ids, self.ids, assume_unique=True, return_indices=True)
-        words[to] = self.words[source]
-        return words
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,13 +106,6 @@ def zeros(plan: Plan) -> ModelUpdate:
     return ModelUpdate(np.zeros(plan.model.dense), 0)
 
 
-def union_words(plan: Plan, round_id: RoundId, ids: Ids, coins: Secret) -> Words:
-    """What a client offers to the union, in the encoding of this round."""
-    encoding = plan.union_encoding(round_id)
-    words: Words = encoding.encode(ids, Stream.of(coins, Label.UNION_COINS))
-    return words
-
-
 def update_words(
     plan: Plan,
     update: ModelUpdate,
@@ -152,25 +125,13 @@ def update_words(
     vector = noise_of(plan).vector
     if vector is not None:
         return clipped_words(plan, vector, update, trained, coins, noise)
-    if schemes.of(plan).by_rows or plan.counts_rows:
-        values = np.asarray(update.dense, dtype=np.float64)
-    else:
-        values = whole_vector(plan, update, trained)
+    layout = layout_of(plan)
+    values = layout.dense_values(plan, update, trained)
     words, weight, clipped = dense_words(plan, update, values, coins)
     if plan.selects and update.weight:
         words = selected_words(plan, words, round_id, residual)
     dense = np.concatenate([words, weight])
-    if not schemes.of(plan).by_rows and not plan.counts_rows:
-        written = {
-            name: trained[name][np.any(part.values, axis=1)] for name, part in update.tables.items()
-        }
-        return UpdateWords(dense, {}, written, clipped)
-    tables = {}
-    for t in plan.tables:
-        rows = trained[t.name]
-        tables[t.name], cut = row_words(plan, t, update, rows, coins)
-        clipped += cut
-    return UpdateWords(dense, tables, {n: part.written for n, part in tables.items()}, clipped)
+    return layout.with_rows(plan, update, trained, coins, dense, clipped)
 
 
 def clipped_words(
@@ -190,12 +151,130 @@ def clipped_words(
     tables = {name: RowWords(trained[name], ring.from_ints(found.tables[name])) for name in widths}
     written = {name: part.written for name, part in tables.items()}
     dense, cut = ring.from_ints(found.dense), Clipped(int(found.cut), 1)
-    if plan.by_rows:
+    if layout_of(plan).by_rows:
         return UpdateWords(dense, tables, written, cut)
     whole = whole_words(plan, dense, tables)
     if noise is not None:
         whole = add_noise(ring, vector.deviation, whole, noise)
     return UpdateWords(whole, {}, written, cut)
+
+
+# --- where rows lie -------------------------------------------------------------------------------
+
+
+class WholeLayout:
+    """A whole model, or a list of rows, in which everything weighs the client's examples."""
+
+    by_rows: bool = False
+
+    def dense_values(
+        self, plan: Plan, update: ModelUpdate, trained: Mapping[str, Ids]
+    ) -> npt.NDArray[np.float64]:
+        """What is summed as one vector."""
+        return whole_vector(plan, update, trained)
+
+    def with_rows(
+        self,
+        plan: Plan,
+        update: ModelUpdate,
+        trained: Mapping[str, Ids],
+        coins: Secret,
+        dense: Words,
+        clipped: Clipped,
+    ) -> UpdateWords:
+        """The update, beside its `dense` words."""
+        written = {
+            name: trained[name][np.any(part.values, axis=1)] for name, part in update.tables.items()
+        }
+        return UpdateWords(dense, {}, written, clipped)
+
+    def averaged(self, plan: Plan, words: int) -> int:
+        """How many of the opened vector's words are averaged by the weight."""
+        return words
+
+    def opened(
+        self, plan: Plan, total: StageSum, mean: npt.NDArray[np.float64], weight: int, sums: Sums
+    ) -> Iterator[tuple[TablePlan, Ids, TableMean]]:
+        """Of every table its opened rows, and the means of those that are within bounds."""
+        start = plan.model.dense
+        for t in plan.tables:
+            ids = plan.sent_rows[t.name]
+            stop = start + len(ids) * t.width
+            values, start = mean[start:stop].reshape(len(ids), t.width), stop
+            yield t, ids, TableMean(ids, values, np.full(len(ids), weight, dtype=np.int64))
+
+
+class RowLayout(WholeLayout):
+    """Rows apart from the dense part, each with its count, summed with those who share them."""
+
+    by_rows = True
+
+    def dense_values(
+        self, plan: Plan, update: ModelUpdate, trained: Mapping[str, Ids]
+    ) -> npt.NDArray[np.float64]:
+        return np.asarray(update.dense, dtype=np.float64)
+
+    def with_rows(
+        self,
+        plan: Plan,
+        update: ModelUpdate,
+        trained: Mapping[str, Ids],
+        coins: Secret,
+        dense: Words,
+        clipped: Clipped,
+    ) -> UpdateWords:
+        tables = {}
+        for t in plan.tables:
+            tables[t.name], cut = row_words(plan, t, update, trained[t.name], coins)
+            clipped += cut
+        return UpdateWords(dense, tables, {n: part.written for n, part in tables.items()}, clipped)
+
+    def opened(
+        self, plan: Plan, total: StageSum, mean: npt.NDArray[np.float64], weight: int, sums: Sums
+    ) -> Iterator[tuple[TablePlan, Ids, TableMean]]:
+        for t in plan.tables:
+            part = total.tables.get(plan.table_id(t.name))
+            if part is None:
+                continue
+            ids = sums.union[t.name][part.rows] if sums.union else part.rows
+            counted = client_set(total.survivors)
+            asked = partial(surviving, part, counted) if part.members else None
+            yield t, ids, row_means(plan, ids, part.words, sums.bounds, asked)
+
+
+class CountedLayout(RowLayout):
+    """A whole model, or a list of rows, that has a count for each of its rows."""
+
+    by_rows = False
+
+    def averaged(self, plan: Plan, words: int) -> int:
+        return plan.model.dense
+
+    def opened(
+        self, plan: Plan, total: StageSum, mean: npt.NDArray[np.float64], weight: int, sums: Sums
+    ) -> Iterator[tuple[TablePlan, Ids, TableMean]]:
+        start = plan.model.dense
+        for t in plan.tables:
+            ids = plan.sent_rows[t.name]
+            stop = start + len(ids) * (t.width + 1)
+            words, start = total.dense[start:stop].reshape(len(ids), t.width + 1), stop
+            yield t, ids, row_means(plan, ids, words, sums.bounds)
+
+
+def layout_of(plan: Plan) -> WholeLayout:
+    """How a plan's updates lie in words."""
+    if plan.by_rows:
+        return RowLayout()
+    return CountedLayout() if plan.counts_rows else WholeLayout()
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What sums are read with: the union whose places rows are, and what honest clients can
+    have summed to."""
+
+    union: Mapping[str, Ids] = field(repr=False)
+    bounds: SumBounds
 
 
 def dense_words(
@@ -258,37 +337,7 @@ def whole_vector(
     return np.concatenate(parts)
 
 
-def whole_words(plan: Plan, dense: Words, tables: Mapping[str, RowWords]) -> Words:
-    """A whole model: dense, each table row by row, with counts where it has them, the weight."""
-    parts = [dense[:-1]]
-    for t in plan.tables:
-        rows, width = plan.sent_rows[t.name], t.width + plan.counts_rows
-        words = plan.ring.zeros((len(rows), width))
-        at = np.searchsorted(rows, tables[t.name].ids)
-        words[at] = tables[t.name].words[:, :width]
-        parts.append(words.reshape(-1))
-    return np.concatenate([*parts, dense[-1:]])
-
-
 # --- sums to means --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RoundResult:
-    """What a round gives: per-row means, the dense mean, and counts of rows."""
-
-    survivors: tuple[ClientId, ...]
-    weight: int
-    dense: npt.NDArray[np.float64] = field(repr=False)
-    tables: Mapping[str, TableMean]
-    union_rows: int
-    union_residual: int
-    rows_opened: int
-    below_quorum: int
-    shrunk: int
-    lost: int
-    rows_out_of_bounds: int = 0  # not merged, since honest clients could not have summed to them
-    out_of_bounds: bool = False  # likewise the dense part, and with it the whole round
 
 
 def means(
@@ -300,39 +349,20 @@ def means(
     this round may be missing from it.
     """
     ring = plan.ring
-    noise, counted = noise_of(plan), client_set(total.survivors)
+    noise = noise_of(plan)
     bounds = noise.sum_bounds(len(total.survivors))
     given = int(signed(total.dense[-1:], ring)[0])
     weight = int(bounds.examples(np.array([given]))[0])
+    layout = layout_of(plan)
     summed = noise.decoded(plan.dense_quantizer, total.dense[:-1])
     # Whatever is averaged by the weight; a model that counts its rows has them in between.
-    length = plan.model.dense if plan.counts_rows else len(summed)
+    length = layout.averaged(plan, len(summed))
     mean = summed[:length] / max(weight, 1)
     tables: dict[str, TableMean] = {}
-    below = shrunk = lost = opened = outside = 0
-    start = plan.model.dense
-    for t in plan.tables:
-        if schemes.of(plan).by_rows:
-            part = total.tables.get(plan.table_id(t.name))
-            if part is None:
-                continue
-            ids = union[t.name][part.rows] if union else part.rows
-            asked = partial(surviving, part, counted) if part.members else None
-            tables[t.name] = row_means(plan, ids, part.words, bounds, asked)
-            below += part.below_quorum
-            shrunk += part.shrunk
-            lost += part.lost
-        elif plan.counts_rows:
-            ids = plan.sent_rows[t.name]
-            stop = start + len(ids) * (t.width + 1)
-            words, start = total.dense[start:stop].reshape(len(ids), t.width + 1), stop
-            tables[t.name] = row_means(plan, ids, words, bounds)
-        else:
-            ids = plan.sent_rows[t.name]
-            stop = start + len(ids) * t.width
-            values, start = mean[start:stop].reshape(len(ids), t.width), stop
-            tables[t.name] = TableMean(ids, values, np.full(len(ids), weight, dtype=np.int64))
-        outside += len(ids) - len(tables[t.name].ids)
+    opened = outside = 0
+    for t, ids, found in layout.opened(plan, total, mean, weight, Sums(union, bounds)):
+        tables[t.name] = found
+        outside += len(ids) - len(found.ids)
         opened += len(ids)
     return RoundResult(
         survivors=tuple(ClientId(int(c)) for c in total.survivors),
@@ -342,32 +372,12 @@ def means(
         union_rows=sum(len(ids) for ids in union.values()),
         union_residual=residual,
         rows_opened=opened,
-        below_quorum=below,
-        shrunk=shrunk,
-        lost=lost,
+        below_quorum=sum(part.below_quorum for part in total.tables.values()),
+        shrunk=sum(part.shrunk for part in total.tables.values()),
+        lost=sum(part.lost for part in total.tables.values()),
         rows_out_of_bounds=outside,
         out_of_bounds=not bounds.dense_within(signed(total.dense[:length], ring), given),
     )
-
-
-def by_expected(plan: Plan, result: RoundResult) -> RoundResult:
-    """The same sums divided by the number of clients that is expected, where theirs is a secret.
-
-    Where counts are summed under noise, they are what sums are divided by.
-    """
-    weight = noise_of(plan).expected_clients
-    if weight is None:
-        return result
-    tables = {
-        name: TableMean(
-            part.ids,
-            part.mean * (np.maximum(part.counts, 1) / weight)[:, None],
-            np.full(len(part.ids), weight, dtype=np.int64),
-        )
-        for name, part in result.tables.items()
-    }
-    dense = result.dense * (max(result.weight, 1) / weight)
-    return replace(result, weight=weight, dense=dense, tables=tables)
 
 
 def row_means(
@@ -387,35 +397,3 @@ def row_means(
     examples = bounds.examples(counts, asked)[within]
     values = noise_of(plan).decoded(plan.quantizer, words[within, :-1])
     return TableMean(ids[within], values / np.maximum(examples, 1)[:, None], examples)
-
-
-def merged(results: Sequence[RoundResult]) -> RoundResult:
-    """One outcome of parts of a cohort that were summed apart, everything by its weight."""
-    if len(results) == 1:
-        return results[0]
-    weight = sum(r.weight for r in results)
-    tables: dict[str, TableMean] = {}
-    for name in results[0].tables:
-        parts = [r.tables[name] for r in results]
-        ids = distinct(np.concatenate([part.ids for part in parts]))
-        counts = np.zeros(len(ids), dtype=np.int64)
-        total = np.zeros((len(ids), parts[0].mean.shape[1]))
-        for part in parts:
-            at = np.searchsorted(ids, part.ids)
-            counts[at] += part.counts
-            total[at] += part.mean * part.counts[:, None]
-        tables[name] = TableMean(ids, total / np.maximum(counts, 1)[:, None], counts)
-    return RoundResult(
-        survivors=tuple(sorted(c for r in results for c in r.survivors)),
-        weight=weight,
-        dense=np.sum([r.dense * r.weight for r in results], axis=0) / max(weight, 1),
-        tables=tables,
-        union_rows=max(r.union_rows for r in results),
-        union_residual=sum(r.union_residual for r in results),
-        rows_opened=sum(r.rows_opened for r in results),
-        below_quorum=sum(r.below_quorum for r in results),
-        shrunk=sum(r.shrunk for r in results),
-        lost=sum(r.lost for r in results),
-        rows_out_of_bounds=sum(r.rows_out_of_bounds for r in results),
-        out_of_bounds=any(r.out_of_bounds for r in results),
-    )

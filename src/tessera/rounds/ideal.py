@@ -18,23 +18,26 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from tessera import wire
+from tessera.crypto.entropy import Entropy
 from tessera.crypto.group import Words
+from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError, PeerError, RoundAborted
 from tessera.ids import SERVER, ClientId, Party, RoundId, StageId, TableId
 from tessera.learning.tables.arrays import Ids, distinct
 from tessera.learning.tables.submodel import ModelUpdate, Submodel
-from tessera.plan import UNION, Plan
-from tessera.protocols.machine import Outbound, to_all
+from tessera.plan import Plan
+from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg import groups
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.messages import Advert
 from tessera.protocols.secagg.params import SecAggParams, StageSpec, Threat
 from tessera.protocols.secagg.phases import StageSum, TableSum
-from tessera.protocols.secagg.server import Server
 from tessera.protocols.secagg.states import Reveal
+from tessera.protocols.secagg.transcript import Received
 from tessera.protocols.secagg.unmask import shrunk, surviving
 from tessera.rounds import schemes
-from tessera.rounds.encode import RowWords
+from tessera.rounds.sums import ClientSetup, ServerSetup, Sum, SumClient, SumServer
+from tessera.rounds.words import RowWords
 from tessera.wire.index_set import client_array, client_set
 from tessera.wire.stored import Kept
 
@@ -354,21 +357,6 @@ def signal(to: Party, kind: type[Any]) -> Outbound:
     return Outbound(to, kind.__name__, wire.head_of(kind))
 
 
-def opened_ids(plan: Plan, round_id: RoundId, total: Server | IdealServer) -> tuple[Ids, int]:
-    """The ids in an opened union, and how many its encoding could not give back."""
-    if isinstance(total, IdealServer):
-        return total.united, 0
-    decoded = plan.union_encoding(round_id).decode(total.sums[UNION].dense)
-    return decoded.ids, decoded.residual
-
-
-def posted(ideal: bool, clients: Iterable[ClientId], message: Any) -> list[Outbound]:
-    """One message to some clients, encoded unless the round is ideal."""
-    if not ideal:
-        return to_all(clients, message)
-    return [InMemory.of_one(c, message) for c in sorted(clients)]
-
-
 @dataclass(frozen=True, slots=True)
 class InMemory(Outbound):
     """A message that is handed over as it is, and never encoded."""
@@ -379,3 +367,48 @@ class InMemory(Outbound):
     def of_one(cls, to: Party, message: Any) -> InMemory:
         kept = message if isinstance(message, Kept) else Kept.received(message, b"", b"")
         return cls(to, type(kept.message).__name__, b"", kept)
+
+
+class IdealSum(Sum):
+    """The sum of a round in memory: phases and survivors are those of the plan's own sum."""
+
+    federated = in_memory = True
+
+    def __init__(self, party: TrustedParty) -> None:
+        self._party = party
+        self.masks = party.masked
+
+    def join(
+        self, setup: ClientSetup, root: Entropy, last_round: RoundId | None
+    ) -> tuple[SumClient, list[Outbound]]:
+        client = IdealClient(self._party, setup.me)
+        return client, client.begin()
+
+    def serve(self, setup: ServerSetup, root: Entropy) -> SumServer:
+        return IdealServer(self._party)
+
+    def union_input(self, plan: Plan, round_id: RoundId, ids: Ids, coins: Secret) -> Offered:
+        return Offered(ids)
+
+    def whole_input(
+        self, plan: Plan, dense: Words, rows: Mapping[str, RowWords], received: Received
+    ) -> SparseInput:
+        return SparseInput(dense, rows)
+
+    def kept(self, record: T) -> Kept[T]:
+        return Kept.received(record, b"", b"")  # never stored, and so not encoded
+
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """One copy for everybody."""
+        return self._party.once(key, make)
+
+    def post(self, clients: Iterable[ClientId], message: Any) -> list[Outbound]:
+        return posted(clients, message)
+
+    def opened_ids(self, plan: Plan, round_id: RoundId, total: SumServer) -> tuple[Ids, int]:
+        return total.united, 0
+
+
+def posted(clients: Iterable[ClientId], message: Any) -> list[Outbound]:
+    """One message to some clients, handed over as it is."""
+    return [InMemory.of_one(c, message) for c in sorted(clients)]

@@ -13,12 +13,12 @@ from tessera.errors import ServerFault
 from tessera.ids import HELPER, SERVER, ClientId
 from tessera.protocols.machine import Outbound
 from tessera.rounds.client import ClientRound
-from tessera.rounds.encode import RoundResult
-from tessera.rounds.ideal import Dropout, InMemory, RoundTrainer, TrustedParty
+from tessera.rounds.ideal import Dropout, IdealSum, InMemory, RoundTrainer, TrustedParty
 from tessera.rounds.server import ServerRound
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound
+from tessera.rounds.words import RoundResult
 
 FINISHED: Final = frozenset({"done", "aborted"})
 
@@ -78,11 +78,11 @@ def _share(
 ) -> None:
     """Give all roles what they share in memory."""
     if isinstance(server, ServerRound):
-        party = TrustedParty(server.plan, server.round_id, clients)
-        server.in_memory(party)
+        total = IdealSum(TrustedParty(server.plan, server.round_id, clients))
+        server.carry(total)
         for role in clients.values():
             assert isinstance(role, ClientRound)
-            role.in_memory(party)
+            role.take_part_in(total)
         return
     assert helper is not None
     servers = server.trusted()

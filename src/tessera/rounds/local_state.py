@@ -24,7 +24,7 @@ from tessera.protocols.machine import RoundOutcome
 from tessera.protocols.secagg.params import Threat
 from tessera.protocols.two_server.key_period import MemoryStore, OwnKeyStore
 from tessera.protocols.union.decoys import Catalogue, WholeTable
-from tessera.rounds import schemes
+from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.noise import noise_of
 
 
@@ -171,7 +171,7 @@ def check_rows(plan: Plan, local: LocalState) -> None:
                 f"table {name!r}: row id {int(rows.max())} is outside its {limit} rows"
             )
     missing = [t.name for t in plan.tables if t.derived_from and t.name not in local.derived]
-    if missing and schemes.of(plan).by_rows:
+    if missing and plan.by_rows:
         raise ConfigError(f"table {missing[0]!r} is derived, and its map is missing")
     if plan.privacy.pseudonyms and local.privacy and local.privacy.fingerprints:
         raise ConfigError(
@@ -185,25 +185,12 @@ def check_rows(plan: Plan, local: LocalState) -> None:
             "whole union, so that it cannot check who shares its rows",
             hint="leave privacy to the plan",
         )
-    if plan.grouped:
-        _check_no_choice(plan, local)
-
-
-def _check_no_choice(plan: Plan, local: LocalState) -> None:
-    """Refuse a choice of one's own in a fixed group: it may follow from one's data, and is seen.
-
-    Periods are the exception: an engine gives all members 1 where groups are drawn, or the plan's.
-    """
-    engine_given = (None, 1, plan.privacy.least_rounds)
-    for name, chosen in (
-        ("sharing", local.sharing not in (None, plan.security.sharing)),
-        ("privacy", local.privacy not in (None, plan.privacy.index)),
-        ("quorum", local.quorum not in (0, plan.quorum)),
-        ("own_rounds", local.own_rounds not in engine_given),
-    ):
-        if chosen:
-            raise ConfigError(
-                f"a client of a fixed group has its own {name}: members who choose for "
-                "themselves can be told apart by what they choose",
-                hint=f"leave {name} to the plan, or use another level than groups",
-            )
+    engine_given = (None, 1, plan.privacy.least_rounds)  # 1 where groups are drawn, or the plan's
+    cohorts_of(plan).check_choices(
+        {
+            "sharing": local.sharing not in (None, plan.security.sharing),
+            "privacy": local.privacy not in (None, plan.privacy.index),
+            "quorum": local.quorum not in (0, plan.quorum),
+            "own_rounds": local.own_rounds not in engine_given,
+        }
+    )

@@ -14,7 +14,7 @@ from tessera.ids import ClientId, RoundId, TableId
 from tessera.protocols.machine import Outbound, RoundOutcome, RoundOver, to_all
 from tessera.protocols.secagg.messages import MAX_ROWS
 from tessera.protocols.secagg.params import MAX_TABLES
-from tessera.rounds.encode import RoundResult
+from tessera.rounds.words import RoundResult
 from tessera.wire.index_set import LEAST_BITS, IndexSet
 
 RowsByTable = Annotated[

@@ -42,11 +42,9 @@ from tessera.plan.noisy_vector import NoisyVector
 from tessera.privacy.dp.accounting import epsilon as epsilon_of
 from tessera.privacy.dp.events import (
     THE_METRICS,
-    THE_ROWS,
     THE_SETUP_SUM,
     THE_SHARING,
     THE_UNION,
-    THE_WRITTEN_ROWS,
     WHICH_ROWS,
     Bounds,
     ExactRelease,
@@ -77,21 +75,13 @@ from tessera.rounds.clipped_vector import (
     noisy_update,
     within_bound,
 )
-from tessera.rounds.schemes import Rows, SchemeEntry, Sums
+from tessera.rounds.schemes import SchemeEntry
 
 if TYPE_CHECKING:
-    from tessera.rounds.encode import RoundResult
+    from tessera.rounds.words import RoundResult
 
 Values = npt.NDArray[np.float64]
 
-EXACT: Final = {
-    Rows.WHOLE: (),
-    Rows.NAMED: (THE_ROWS,),
-    Rows.RANDOMISED: (THE_UNION,),
-    Rows.LISTED: (),
-    Rows.UNSEEN: (THE_WRITTEN_ROWS,),
-}
-"""What is released without noise, by how clients say which rows are theirs."""
 SIZES: Final = (1, 2, 4, 8)
 """Records of one person in a batch, for which the noise of a paper's algorithm is shown."""
 
@@ -204,11 +194,6 @@ class Noise:
     ) -> RoundResult:
         """The means of a round with noise that is added to them; `largest` is for `PaperNoise`."""
         return result
-
-    @property
-    def expected_clients(self) -> int | None:
-        """What sums are divided by, where the number of clients is secret and none is counted."""
-        return None
 
     def divisors(self, popularity: Popularity | None) -> Divide | None:
         """What sums of rows are divided by, where rows were selected by their popularity."""
@@ -646,10 +631,6 @@ class AddedNoise(Noise):
         return self.dp.rows is NoisyRows.SELECTED
 
     @property
-    def expected_clients(self) -> int | None:
-        return self.plan.cohort if self.plan.drawn_in_secret and not self.dp.counts else None
-
-    @property
     def in_the_sum(self) -> float:
         return self.dp.noise
 
@@ -958,9 +939,9 @@ def sight(entry: SchemeEntry, *more: str, all_rows: bool = False) -> Visibility:
     helper = (Observer.HELPER,) if entry.two_servers else ()
     return Visibility(
         observers=(Observer.LEADER, *helper, Observer.CLIENTS, Observer.READERS),
-        one_by_one=frozenset({Observer.LEADER} if entry.sums is Sums.PLAIN else ()),
+        one_by_one=frozenset({Observer.LEADER} if entry.federated and not entry.hides else ()),
         roster=entry.masks,
-        exact=(*(() if all_rows else EXACT[entry.rows]), *more),
+        exact=(*(() if all_rows else entry.rows.exact), *more),
     )
 
 

@@ -20,6 +20,7 @@ from tessera.protocols.two_server.key_period import KeyStore
 from tessera.protocols.two_server.params import Servers
 from tessera.protocols.two_server.read.row_tags import RowTagCache
 from tessera.protocols.two_server.reports import Workers
+from tessera.rounds import schemes
 from tessera.rounds.client import ClientRound
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.server import ServerRound
@@ -218,3 +219,11 @@ def _helper(
 
 
 TWO_SERVERS: Final = Roles(_two_server_client, _leader, _helper)
+
+
+def roles_of(plan: Plan) -> Roles:
+    """What makes the roles of a plan's rounds; `MisuseError` if it has none."""
+    entry = schemes.of(plan)
+    if not entry.federated:
+        raise MisuseError(f"scheme {entry.name} has no rounds, and so no roles")
+    return TWO_SERVERS if entry.two_servers else ONE_SERVER

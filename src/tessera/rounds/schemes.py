@@ -8,48 +8,18 @@ roles; `tests/rounds/test_schemes.py` walks the table through every command and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tessera.errors import ConfigError, MisuseError
 from tessera.plan import Plan, Scheme
 from tessera.plan.reference import texts_of
 from tessera.rounds import phases
 from tessera.rounds.phases import CostCategories, Phase
-
-if TYPE_CHECKING:
-    from tessera.rounds.roles import Roles
-
-
-class Sums(Enum):
-    """How updates are summed."""
-
-    NONE = auto()
-    """Not at all: there are no rounds, and no messages."""
-    PLAIN = auto()
-    """By one server, in the clear."""
-    MASKED = auto()
-    """By one server, under masks that cancel in the sum."""
-    SHARED = auto()
-    """By two servers, a share at each."""
-
-
-class Rows(Enum):
-    """How a client says which rows it fetches and writes."""
-
-    WHOLE = auto()
-    """Not at all: the whole model travels."""
-    NAMED = auto()
-    """By id, in the clear."""
-    RANDOMISED = auto()
-    """By randomised answers about the cohort's union."""
-    LISTED = auto()
-    """Not at all: everybody fetches and writes all rows of a public list."""
-    UNSEEN = auto()
-    """By point functions, of which a server alone learns nothing."""
+from tessera.rounds.rows import ListedRows, NamedRows, RandomisedRows, Rows, UnseenRows
+from tessera.rounds.sums import MaskedSum, PlainSum, SharedSum, Sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +40,8 @@ class SchemeEntry:
 
     scheme: Scheme
     title: str
-    sums: Sums
+    sum: Sum
     rows: Rows
-    make_roles: Callable[[], Roles] | None
     phases: Callable[[Plan], tuple[Phase, ...]]
     costs: CostCategories
     knowledge: Knowledge
@@ -89,48 +58,41 @@ class SchemeEntry:
         """One sentence: the one in the reference of a plan's keys."""
         return texts_of(Scheme)[self.scheme.name]
 
-    @property
-    def roles(self) -> Roles:
-        """What makes the roles of its rounds; `MisuseError` if it has none."""
-        if self.make_roles is None:
-            raise MisuseError(f"scheme {self.name} has no rounds, and so no roles")
-        return self.make_roles()
-
     # --- what follows ---------------------------------------------------------------------------
 
     @property
     def federated(self) -> bool:
         """Whether there are rounds, clients and messages at all."""
-        return self.sums is not Sums.NONE
+        return self.sum.federated
 
     @property
     def masks(self) -> bool:
         """Whether clients mask their inputs with each other."""
-        return self.sums is Sums.MASKED
+        return self.sum.masks
 
     @property
     def two_servers(self) -> bool:
-        return self.sums is Sums.SHARED
+        return self.sum.two_servers
 
     @property
     def hides(self) -> bool:
         """Whether no single server sees a client's update, by masks or by shares."""
-        return self.masks or self.two_servers
+        return self.sum.hides
 
     @property
     def by_rows(self) -> bool:
         """Whether a client fetches and writes some rows, and not the whole model."""
-        return self.rows not in (Rows.WHOLE, Rows.LISTED)
+        return self.rows.chosen
 
     @property
     def randomises(self) -> bool:
         """Whether clients answer at random about a union's rows: a quorum and an epsilon apply."""
-        return self.rows is Rows.RANDOMISED
+        return self.rows.randomised
 
     @property
     def capped(self) -> bool:
         """Whether `max_rows` bounds what a client names, so that sizes tell nothing."""
-        return self.rows in (Rows.RANDOMISED, Rows.UNSEEN)
+        return self.rows.capped
 
     def learned(self, plan: Plan) -> str:
         """What the server learns in a round by this plan, in one clause."""
@@ -153,19 +115,6 @@ _OPENED: Final = (
 _NOTHING_RANDOMISED: Final = "no index sets are randomised under it, so no epsilon applies."
 
 
-# Roles ask this table what their plan's scheme does, so they are imported once it is there.
-def _one_server() -> Roles:
-    from tessera.rounds.roles import ONE_SERVER
-
-    return ONE_SERVER
-
-
-def _two_servers() -> Roles:
-    from tessera.rounds.roles import TWO_SERVERS
-
-    return TWO_SERVERS
-
-
 def _no_phases(_: Plan) -> tuple[Phase, ...]:
     return ()
 
@@ -174,9 +123,8 @@ _ENTRIES: Final = (
     SchemeEntry(
         scheme=Scheme.CENTRAL,
         title="all data in one place",
-        sums=Sums.NONE,
-        rows=Rows.WHOLE,
-        make_roles=None,
+        sum=Sum(),
+        rows=Rows(),
         phases=_no_phases,
         costs=CostCategories(MappingProxyType({}), MappingProxyType({})),
         knowledge=Knowledge(
@@ -190,9 +138,8 @@ _ENTRIES: Final = (
     SchemeEntry(
         scheme=Scheme.FEDAVG,
         title="full model, plain",
-        sums=Sums.PLAIN,
-        rows=Rows.WHOLE,
-        make_roles=_one_server,
+        sum=PlainSum(),
+        rows=Rows(),
         phases=phases.plain_phases,
         costs=phases.PLAIN,
         knowledge=Knowledge(
@@ -208,9 +155,8 @@ _ENTRIES: Final = (
     SchemeEntry(
         scheme=Scheme.SUBMODEL,
         title="submodel, plain",
-        sums=Sums.PLAIN,
-        rows=Rows.NAMED,
-        make_roles=_one_server,
+        sum=PlainSum(),
+        rows=NamedRows(),
         phases=phases.plain_row_phases,
         costs=phases.PLAIN,
         knowledge=Knowledge(
@@ -225,9 +171,8 @@ _ENTRIES: Final = (
     SchemeEntry(
         scheme=Scheme.SECURE_FEDAVG,
         title="full model, secure",
-        sums=Sums.MASKED,
-        rows=Rows.WHOLE,
-        make_roles=_one_server,
+        sum=MaskedSum(),
+        rows=Rows(),
         phases=phases.masked_phases,
         costs=phases.MASKED,
         knowledge=Knowledge(
@@ -246,9 +191,8 @@ _ENTRIES: Final = (
     SchemeEntry(
         scheme=Scheme.SECURE_SUBMODEL,
         title="submodel, secure",
-        sums=Sums.MASKED,
-        rows=Rows.RANDOMISED,
-        make_roles=_one_server,
+        sum=MaskedSum(),
+        rows=RandomisedRows(),
         phases=phases.masked_phases,
         costs=phases.MASKED,
         knowledge=Knowledge(
@@ -274,9 +218,8 @@ _ENTRIES: Final = (
     SchemeEntry(
         scheme=Scheme.TWO_SERVER,
         title="submodel, two servers",
-        sums=Sums.SHARED,
-        rows=Rows.UNSEEN,
-        make_roles=_two_servers,
+        sum=SharedSum(),
+        rows=UnseenRows(),
         phases=phases.two_server_phases,
         costs=phases.TWO_SERVER,
         knowledge=Knowledge(
@@ -308,7 +251,7 @@ SCHEMES: Final[Mapping[Scheme, SchemeEntry]] = MappingProxyType({e.scheme: e for
 LISTED: Final = replace(
     SCHEMES[Scheme.SECURE_SUBMODEL],
     title="listed rows, secure",
-    rows=Rows.LISTED,
+    rows=ListedRows(),
     knowledge=replace(
         SCHEMES[Scheme.SECURE_FEDAVG].knowledge,
         server="The sum over the survivors on every row of a public list, and nothing of other "
@@ -327,19 +270,17 @@ DEFAULT: Final = Scheme.SECURE_SUBMODEL
 """The scheme of a command that is given none."""
 
 
-ONE_SERVER: Final = frozenset({Sums.PLAIN, Sums.MASKED})
-"""How clients are summed before a single server."""
-TWO_SERVERS: Final = frozenset({Sums.SHARED})
-
-
-def check(role: str, plan: Plan, own: Collection[Sums]) -> None:
+def check(role: str, plan: Plan, *, two_servers: bool) -> None:
     """A `ConfigError` if the plan's scheme is not one of the role's own.
 
     A role that went on with another's would send in the clear what that scheme hides.
     """
-    if of(plan).sums not in own:
-        names = ", ".join(entry.name for entry in SCHEMES.values() if entry.sums in own)
-        raise ConfigError(f"{role} does not run scheme {of(plan).name!r}", hint=f"it runs {names}")
+    entry = of(plan)
+    if not entry.federated or entry.two_servers is not two_servers:
+        own = [e.name for e in SCHEMES.values() if e.federated and e.two_servers is two_servers]
+        raise ConfigError(
+            f"{role} does not run scheme {entry.name!r}", hint=f"it runs {', '.join(own)}"
+        )
 
 
 def of(plan: Plan) -> SchemeEntry:

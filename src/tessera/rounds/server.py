@@ -32,21 +32,19 @@ from tessera.protocols.machine import (
     shortened,
     to_all,
 )
-from tessera.protocols.plain import PlainServer
 from tessera.protocols.secagg import messages as secagg
 from tessera.protocols.secagg.groups import distinct, places_in
 from tessera.protocols.secagg.phases import StageSum, StageSums
-from tessera.protocols.secagg.server import Server
 from tessera.rounds import encode, schemes, select
 from tessera.rounds.delivery import SentModel
-from tessera.rounds.encode import RoundResult
-from tessera.rounds.ideal import IdealServer, TrustedParty, opened_ids, posted
 from tessera.rounds.messages import Download, UnionOpened, farewells
 from tessera.rounds.noise import noise_of
 from tessera.rounds.root import StoredRoot, draw_root
+from tessera.rounds.sums import ServerSetup, Sum, SumServer
+from tessera.rounds.words import RoundResult
 from tessera.wire.stored import ByDigest, Inner, Kept, Owner
 
-Sum = Annotated[Server | PlainServer | IdealServer, Inner("sum")]
+SumRole = Annotated[SumServer, Inner("sum")]
 MaybeUnion = Annotated[Kept[UnionOpened] | None, wire.Maybe(ByDigest(UnionOpened))]
 
 
@@ -56,7 +54,7 @@ class SummingUnion:
     """Carries the union's sum."""
 
     root: StoredRoot = field(repr=False)
-    sum: Sum
+    sum: SumRole
 
 
 @wire.record(tag=0x02A1)
@@ -68,7 +66,7 @@ class SummingUpdate:
     """
 
     root: StoredRoot = field(repr=False)
-    sum: Sum
+    sum: SumRole
     union: MaybeUnion
     residual: Annotated[int, wire.VARINT]
 
@@ -122,31 +120,18 @@ class ServerRound(Coordinator):
         identity: Identity | None = None,
     ) -> None:
         owner = self._hold(plan, round_id, cohort, dense, tables, derived, identity)
-        total: Server | PlainServer
-        root = draw_root(entropy, plan, round_id, SERVER)
-        if schemes.of(plan).masks:
-            params = plan.secagg(round_id)
-            total = Server(params, self.invited, entropy=root, identity=identity, sent=self._sent)
-        else:
-            total = PlainServer(
-                plan.stages[0],
-                round_id,
-                self.invited,
-                needed=plan.least_survivors,
-                cut=noise_of(plan).cut(),
-            )
-        self._begin(owner, self._first(root, total))
+        self._begin(owner, self._first(draw_root(entropy, plan, round_id, SERVER)))
 
-    def _first(
-        self, root: RootedEntropy, total: Server | PlainServer | IdealServer
-    ) -> SummingUnion | SummingUpdate:
-        if self.plan.has_union:
+    def _first(self, root: RootedEntropy) -> SummingUnion | SummingUpdate:
+        total = self._sum.serve(self._setup, root)
+        if self._rows.randomised:
             return SummingUnion(root=root, sum=total)
         return SummingUpdate(root=root, sum=total, union=None, residual=0)
 
-    def in_memory(self, party: TrustedParty) -> None:
-        """Carry the ideal sum instead of the plan's; before the start."""
-        self.state = self._first(self.state.root, IdealServer(party))
+    def carry(self, total: Sum) -> None:
+        """Carry this sum instead of the plan's, an ideal one; before the start."""
+        self._sum = total
+        self.state = self._first(self.state.root)
 
     @classmethod
     def wake(
@@ -177,35 +162,29 @@ class ServerRound(Coordinator):
         derived: Mapping[str, DerivedMap] | None,
         identity: Identity | None,
     ) -> Owner:
-        schemes.check(type(self).__name__, plan, schemes.ONE_SERVER)
+        schemes.check(type(self).__name__, plan, two_servers=False)
         if dense.shape != (plan.model.dense,) or tables.keys() != {t.name for t in plan.tables}:
             raise MisuseError("the model is not the plan's")
         self.plan, self.invited = plan, frozenset(cohort)
         self._dense, self._tables, self._derived = dense, tables, derived or {}
-        self._identity = identity
+        self._sum, self._rows = schemes.of(plan).sum, schemes.of(plan).rows
         self._sent = SentModel(plan, dense, tables, lambda: self.union)
+        self._setup = ServerSetup(
+            plan=plan,
+            round_id=round_id,
+            invited=self.invited,
+            identity=identity,
+            sent=self._sent,
+            cut=noise_of(plan).cut(),
+        )
         # What follows from the state, worked out once: a carrier asks whenever somebody wants to
         # know how the round stands.
         self._united: tuple[Kept[UnionOpened], dict[str, Ids]] | None = None
         self._result: tuple[RoundSummed, RoundResult] | None = None
         return self._owned(SERVER, round_id, plan.digest)
 
-    def _woken_sum(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> Server | PlainServer:
-        plan, invited = self.plan, self.invited
-        if schemes.of(plan).masks:
-            params = plan.secagg(self.round_id)
-            return Server.wake(
-                snapshot, messages, params, invited, identity=self._identity, sent=self._sent
-            )
-        return PlainServer.wake(
-            snapshot,
-            messages,
-            plan.stages[0],
-            self.round_id,
-            invited,
-            needed=plan.least_survivors,
-            cut=noise_of(plan).cut(),
-        )
+    def _woken_sum(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> SumServer:
+        return self._sum.wake_server(self._setup, snapshot, messages)
 
     # --- where the round stands -----------------------------------------------------------------
 
@@ -250,8 +229,7 @@ class ServerRound(Coordinator):
 
     def start(self) -> list[Outbound]:
         """Messages before any client has sent one: the model, if clients need all of it."""
-        entry = schemes.of(self.plan)
-        return [] if entry.masks or entry.by_rows else self._whole_model()
+        return [] if self._sum.masks or self._rows.chosen else self._whole_model()
 
     def receive(self, sender: Party, data: bytes) -> list[Outbound]:
         if isinstance(self.state, AT_WORK):
@@ -262,22 +240,23 @@ class ServerRound(Coordinator):
         self, state: SummingUnion | SummingUpdate, sender: Party, data: bytes
     ) -> list[Outbound]:
         """A client's message is the sum's, which judges whether it is due."""
-        return state.sum.receive(sender, data)
+        out: list[Outbound] = state.sum.receive(sender, data)
+        return out
 
     def _close_union(self, state: SummingUnion) -> Moved:
         total, plan = state.sum, self.plan
         out = total.close_phase()
-        if isinstance(total, PlainServer) or total.phase != "between":
+        if total.phase != "between":
             return state, out
         opened = total.sums[UNION]
-        ids, residual = opened_ids(plan, self.round_id, total)
+        ids, residual = self._sum.opened_ids(plan, self.round_id, total)
         union = Kept.of(select.opened_union(plan, self.round_id, ids))
         following = SummingUpdate(root=state.root, sum=total, union=union, residual=residual)
         found = select.union_rows(plan, union.message, self._derived)
         rows = {plan.table_id(name): len(ids) for name, ids in found.items()}
         self._united = (union, found)
         survivors = [ClientId(int(c)) for c in opened.survivors]
-        to_survivors = posted(isinstance(total, IdealServer), survivors, union)
+        to_survivors = self._sum.post(survivors, union)
         return following, [*out, *to_survivors, *total.begin_stage(union.digest, rows)]
 
     def _close_update(self, state: SummingUpdate) -> Moved:
@@ -287,7 +266,7 @@ class ServerRound(Coordinator):
         if closing == "reveal":
             # Rows before groups: a client that knows its groups can train at once.
             out = [*self._downloads(revealed), *out]
-        if closing == "share" and not schemes.of(self.plan).by_rows:
+        if closing == "share" and not self._rows.chosen:
             out = [*self._whole_model(), *out]
         if total.phase != "done":
             return state, out
@@ -338,13 +317,12 @@ class ServerRound(Coordinator):
                 for table, rows in by_table.items()
             }
             message = Download(round_id=self.round_id, dense=dense, tables=tables)
-            out += posted(isinstance(self.state.sum, IdealServer), [client], message)
+            out += self._sum.post([client], message)
         return out
 
     def _whole_model(self) -> list[Outbound]:
         message = self._sent.download(self.round_id, None)
-        ideal = isinstance(self.state.sum, IdealServer)
-        return posted(ideal, clients_in(self.expected), message)
+        return self._sum.post(clients_in(self.expected), message)
 
 
 STEPS: Final[Steps] = {

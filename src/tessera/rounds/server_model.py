@@ -20,8 +20,8 @@ from tessera.learning.tables.arrays import Floats
 from tessera.learning.tables.spec import DerivedMap
 from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
-from tessera.rounds.encode import RoundResult
 from tessera.rounds.noise import noise_of
+from tessera.rounds.words import RoundResult
 
 DENSE: Final = "dense"
 """The dense part's name beside what the step remembers of it."""

@@ -26,8 +26,8 @@ from tessera.learning.bound_model import BoundModel
 from tessera.learning.scores import evaluate
 from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
+from tessera.rounds.cohorts import FixedGroup
 from tessera.rounds.events import Event, RoundFinished
-from tessera.rounds.fixed_groups import FixedGroup
 from tessera.rounds.noise import noise_of
 from tessera.runs.statistics import NoisyStatistic, group_sums, secure_sum
 from tessera.tasks import Task

@@ -30,7 +30,7 @@ from tessera.learning.task_setup import Progress, Setup, SetupResult
 from tessera.plan import NoisyRows, Plan
 from tessera.privacy.dp.events import THE_SETUP_SUM, ExactRelease, NoisySum
 from tessera.privacy.dp.ledger import Ledger
-from tessera.rounds.fixed_groups import FixedGroup
+from tessera.rounds.cohorts import FixedGroup
 from tessera.rounds.noise import noise_of
 from tessera.rounds.root import lasting_secret
 from tessera.runs.statistics import NoisyStatistic, population_sum

@@ -33,7 +33,7 @@ from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.params import GraphKind, SecAggParams, StageSpec, Threat
 from tessera.protocols.secagg.standalone import Aggregator, Contribution, Contributor
 from tessera.rounds import schemes
-from tessera.rounds.fixed_groups import FixedGroup
+from tessera.rounds.cohorts import FixedGroup
 from tessera.rounds.noise import noise_of
 from tessera.simulation.simulator import Simulator
 

@@ -46,8 +46,8 @@ from tessera.privacy.dp.ledger import BudgetExceeded
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.secagg.params import Threat
 from tessera.rounds import schemes
+from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.events import Event, TrainingEnded
-from tessera.rounds.fixed_groups import FixedGroup, formed
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.negatives import with_negatives
 from tessera.rounds.noise import noise_of
@@ -288,9 +288,8 @@ class Training:
         """
         self.entropy: Entropy = entropy or run_root(folder)
         ledgers = Ledgers(plan)
-        groups: list[FixedGroup] = []
-        if plan.grouped:  # of those who train, once a validation part is held out
-            groups = formed(plan, eligible(EarlyStopping.of(task, plan)[0].data, plan))
+        # Of those who train, once a validation part is held out.
+        groups = cohorts_of(plan).formed(eligible(EarlyStopping.of(task, plan)[0].data, plan))
         charged = ledgers.charge_setup
         task, self.setup = set_up(task, plan, self.entropy, on_setup, charged, groups)
         self.prepared = task
@@ -477,14 +476,13 @@ class Training:
             f"the budget of epsilon {self.plan.dp.epsilon:g} per {self.plan.dp.unit} is spent: a "
             "client has had"
         )
-        if self.plan.drawn_in_secret:  # when it ends is not to follow from who was drawn
-            lasts = noise_of(self.plan).lasts
-            over = lasts is not None and int(round_id) >= lasts
-            return f"{spent} up to {lasts} rounds" if over else ""
-        for client in self.federation.cohorts.sample(round_id):
-            if not self.clients[client].local.affords(self.plan, round_id):
-                return f"{spent} {noise_of(self.plan).lasts} rounds"
-        return ""
+
+        def short(round_id: RoundId) -> bool:
+            drawn = self.federation.cohorts.sample(round_id)
+            return any(not self.clients[c].local.affords(self.plan, round_id) for c in drawn)
+
+        had = self.federation.cohorts.rule.spent(round_id, noise_of(self.plan).lasts, short)
+        return had and f"{spent} {had}"
 
     def job(self, client: ClientId, submodel: Submodel, round_id: RoundId | None = None) -> Job:
         """What this client trains: the submodel, its examples, its own local rows and its coins;

@@ -21,9 +21,8 @@ from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import PeriodStore
 from tessera.protocols.machine import Outbound, RoundOutcome
 from tessera.protocols.two_server.params import Servers
-from tessera.rounds import schemes
 from tessera.rounds.local_state import LocalState, Word
-from tessera.rounds.roles import ClientParty, RoundClient, StoredRole
+from tessera.rounds.roles import ClientParty, RoundClient, StoredRole, roles_of
 from tessera.runs.client_training import contribution
 from tessera.services.dialing_party import DialingParty
 from tessera.services.journal import Journal
@@ -94,7 +93,7 @@ class ClientService(DialingParty):
             servers=self._servers,
         )
         plan = self._round_plan
-        return schemes.of(plan).roles.client(plan, round_id, self.client, party, stored)
+        return roles_of(plan).client(plan, round_id, self.client, party, stored)
 
     def _begun(self, role: RoundClient) -> list[Outbound]:
         try:

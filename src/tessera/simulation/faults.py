@@ -25,6 +25,7 @@ from tessera.protocols.secagg.messages import (
     SurvivorList,
 )
 from tessera.rounds import schemes
+from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.ideal import Dropout
 
 
@@ -167,17 +168,13 @@ def dropout_places(plan: Plan) -> list[tuple[str, int]]:
 def random_dropouts(share: float, seed: int, plan: Plan) -> FaultScript:
     """Every client drops out of a round with this probability, at a phase drawn evenly.
 
-    At most as many as the plan tolerates: with more, the round would be aborted. A fixed group
-    tolerates none, and there all that are drawn drop out: such a group opens nothing.
+    At most as many as the plan's cohorts tolerate: with more, the round would be aborted.
     """
-    tolerated = schemes.of(plan).hides and not plan.grouped
-    places = dropout_places(plan)
-    varies = plan.drawn_in_secret and schemes.of(plan).masks
+    places, cohorts = dropout_places(plan), cohorts_of(plan)
 
     def script(round_id: RoundId, cohort: Sequence[ClientId]) -> list[Fault]:
         rng = np.random.default_rng([seed, int(round_id), 1])
-        held = plan.part(secure=True, clients=len(cohort)) if varies else plan
-        most = len(cohort) - held.least_survivors if tolerated else None
+        most = cohorts.most_dropouts(len(cohort))
         gone = [c for c in cohort if rng.random() < share][:most]
         return [
             Drop(c, phase, stage=stage)

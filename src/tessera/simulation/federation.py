@@ -26,16 +26,15 @@ from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
 from tessera.protocols.two_server.reports import Workers
 from tessera.rounds import schemes
-from tessera.rounds.cohorts import Cohorts
+from tessera.rounds.cohorts import Cohorts, FixedGroup
 from tessera.rounds.course import Course, DrawnRound, HelperCourse, PartOutcome, RoundPart
-from tessera.rounds.encode import RoundResult
 from tessera.rounds.events import Event, PhaseClosed, RoundFinished
-from tessera.rounds.fixed_groups import FixedGroup
 from tessera.rounds.ideal import RoundTrainer
 from tessera.rounds.ideal_round import run_ideal
 from tessera.rounds.local_state import Word
-from tessera.rounds.roles import ClientParty, RoundClient, RoundServer, ServerParty
+from tessera.rounds.roles import ClientParty, RoundClient, RoundServer, ServerParty, roles_of
 from tessera.rounds.server_model import ServerModel
+from tessera.rounds.words import RoundResult
 from tessera.simulation.cohort_training import (
     CohortTrainer,
     TrainingOutcome,
@@ -245,7 +244,7 @@ class Federation:
 
     def _charge_absent(self, drawn: DrawnRound) -> None:
         """Of a secret cohort everybody is charged: who sees a sample does not see who is in it."""
-        if not self.plan.drawn_in_secret:
+        if not self.cohorts.rule.hidden:
             return
         there = {client for part in drawn.parts for client in part.named.values()}
         for client, participant in self.participants.items():
@@ -293,11 +292,11 @@ class Federation:
             identity=signers[name],
             servers=None if self.two_server is None else self.two_server.servers,
         )
-        return schemes.of(part.plan).roles.client(part.plan, drawn.round_id, name, party, None)
+        return roles_of(part.plan).client(part.plan, drawn.round_id, name, party, None)
 
     def _faults_of(self, part: RoundPart, faults: Sequence[Fault]) -> Sequence[Fault]:
         plan, named = part.plan, part.named
-        if self.plan.grouped:
+        if self.cohorts.rule.opens_whole:
             return [f for f in faults if isinstance(f, Reorder) or f.client in named]
         if plan is self.plan:
             return faults

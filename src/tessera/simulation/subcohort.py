@@ -15,11 +15,11 @@ from tessera.crypto.keys import Identity
 from tessera.errors import RoundAborted
 from tessera.ids import ClientId
 from tessera.rounds.course import PartOutcome, RoundPart
-from tessera.rounds.encode import RoundResult
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.roles import RoundClient, RoundServer
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound
+from tessera.rounds.words import RoundResult
 from tessera.simulation.faults import Fault
 from tessera.simulation.stopwatch import Stopwatch
 

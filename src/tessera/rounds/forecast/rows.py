@@ -20,7 +20,6 @@ from tessera.plan import Plan, TablePlan
 from tessera.privacy.index import exposure
 from tessera.privacy.index.exposure import Cohort, Holders, LateDropout, RowCounts, counted
 from tessera.rounds import schemes
-from tessera.rounds.schemes import Rows
 
 LEAST_SHARE: Final = 1e-9
 """Shares of rows below this are left out of a distribution of holders."""
@@ -72,14 +71,7 @@ class ExpectedRows:
     def held(self, table: TablePlan) -> int:
         """Rows of a table that one client holds and may name."""
         most = min(self.per_client, table.rows)
-        match schemes.of(self.plan).rows:
-            case Rows.WHOLE | Rows.LISTED | Rows.NAMED:
-                return most
-            case Rows.UNSEEN:
-                return min(most, self.plan.union.max_rows)
-            case Rows.RANDOMISED:
-                kept = round(self.plan.privacy.keep * most)
-                return max(1, min(kept, self.plan.union.max_rows))
+        return schemes.of(self.plan).rows.held(self.plan, most)
 
     @property
     def left_out(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import assert_never
+from typing import Final
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from tessera.rounds.forecast.rows import ExpectedRows
 from tessera.rounds.forecast.secagg import ROUND, SecAggTraffic, carried, length, some
 from tessera.rounds.forecast.two_server import TwoServerTraffic
 from tessera.rounds.messages import Download, UnionOpened
-from tessera.rounds.schemes import Sums
+from tessera.rounds.sums import MaskedSum, PlainSum, SharedSum, Sum
 
 
 @dataclass(frozen=True)
@@ -53,33 +53,10 @@ class RoundTraffic:
         return TwoServerTraffic(plan, narrow if plan.narrows else None, written)
 
     def up(self) -> Iterator[tuple[str, float]]:
-        match schemes.of(self.plan).sums:
-            case Sums.NONE:
-                return
-            case Sums.PLAIN:
-                yield from self._plain_up()
-            case Sums.MASKED:
-                yield from self._masked_up()
-            case Sums.SHARED:
-                yield from self._union_up()
-                yield from self.two_server.up()
-            case unknown:
-                assert_never(unknown)
+        yield from UP[type(schemes.of(self.plan).sum)](self)
 
     def down(self) -> Iterator[tuple[str, float]]:
-        match schemes.of(self.plan).sums:
-            case Sums.NONE:
-                return
-            case Sums.PLAIN:
-                yield self._rows_down()
-            case Sums.MASKED:
-                yield from self._masked_down()
-            case Sums.SHARED:
-                yield from self._union_down()
-                yield from self.two_server.down()
-            case unknown:
-                assert_never(unknown)
-        yield "update", self._over
+        yield from DOWN[type(schemes.of(self.plan).sum)](self)
 
     # --- in the clear ---------------------------------------------------------------------------
 
@@ -105,6 +82,10 @@ class RoundTraffic:
             round_id=ROUND, sender=ClientId(0), places=found, dense=b"", tables=(b"",) * len(parts)
         )
         return length(frame) + carried(packed_bytes(stage.group, len(found)), *parts)
+
+    def _plain_down(self) -> Iterator[tuple[str, float]]:
+        yield self._rows_down()
+        yield "update", self._over
 
     def _rows_down(self) -> tuple[str, float]:
         plan, itemsize = self.plan, self.plan.model.precision.dtype.itemsize
@@ -159,8 +140,18 @@ class RoundTraffic:
             yield "choice", self.sums.row_groups(self.rows.tables)
         yield self._rows_down()
         yield from (("update", size) for size in self.sums.unmask_down())
+        yield "update", self._over
 
-    # --- a union before two servers -------------------------------------------------------------
+    # --- two servers, with a union before them or without ---------------------------------------
+
+    def _shared_up(self) -> Iterator[tuple[str, float]]:
+        yield from self._union_up()
+        yield from self.two_server.up()
+
+    def _shared_down(self) -> Iterator[tuple[str, float]]:
+        yield from self._union_down()
+        yield from self.two_server.down()
+        yield "update", self._over
 
     def _union_up(self) -> Iterator[tuple[str, float]]:
         if self.plan.narrows:
@@ -205,3 +196,21 @@ class RoundTraffic:
     @property
     def _over(self) -> float:
         return length(RoundOver.of(ROUND, RoundOutcome.DONE))
+
+    def _nothing(self) -> Iterator[tuple[str, float]]:
+        return iter(())
+
+
+UP: Final = {
+    Sum: RoundTraffic._nothing,
+    PlainSum: RoundTraffic._plain_up,
+    MaskedSum: RoundTraffic._masked_up,
+    SharedSum: RoundTraffic._shared_up,
+}
+DOWN: Final = {
+    Sum: RoundTraffic._nothing,
+    PlainSum: RoundTraffic._plain_down,
+    MaskedSum: RoundTraffic._masked_down,
+    SharedSum: RoundTraffic._shared_down,
+}
+"""What a kind of sum has clients send and receive."""

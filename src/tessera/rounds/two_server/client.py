@@ -42,14 +42,13 @@ from tessera.protocols.machine import (
 )
 from tessera.protocols.secagg import messages as secagg
 from tessera.protocols.secagg.client import Client
-from tessera.protocols.secagg.masking import Input
 from tessera.protocols.two_server.messages import QueryAnswers, SignedHeader
 from tessera.protocols.two_server.params import Servers
 from tessera.protocols.two_server.write.client import RowUpdate
 from tessera.protocols.two_server.write.client import Update as Written
 from tessera.rounds import encode, schemes, select
 from tessera.rounds.encode import Clipped, UpdateWords
-from tessera.rounds.ideal import IdealClient, Offered
+from tessera.rounds.ideal import IdealClient
 from tessera.rounds.local_state import LocalState, check_rows
 from tessera.rounds.messages import UnionOpened, most_union_bytes
 from tessera.rounds.noise import noise_of
@@ -137,7 +136,7 @@ class TwoServerClientRound(Follower):
         identity: Identity | None,
         servers: Servers,
     ) -> Owner:
-        schemes.check(type(self).__name__, plan, schemes.TWO_SERVERS)
+        schemes.check(type(self).__name__, plan, two_servers=True)
         check_rows(plan, local)
         if identity is None:
             raise ConfigError(
@@ -277,11 +276,9 @@ class TwoServerClientRound(Follower):
         """Its input, as soon as the secure sum asks for it."""
         if total.wants is None:
             return []
-        if isinstance(total, IdealClient):
-            return total.submit(Offered(self._offered()))
         coins = root.secret(Label.UNION_COINS)
-        words = encode.union_words(self.plan, self.round_id, self._offered(), coins)
-        return total.submit(Input(dense=words))
+        union = self._roles.union
+        return total.submit(union.union_input(self.plan, self.round_id, self._offered(), coins))
 
     def _offered(self) -> Ids:
         """What this client puts into the union: its rows in the one space of ids, and decoys."""

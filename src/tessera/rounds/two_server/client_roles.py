@@ -17,10 +17,11 @@ from tessera.protocols.two_server.messages import Header
 from tessera.protocols.two_server.params import Servers, TwoServerParams
 from tessera.protocols.two_server.read.client import RetrievalClient
 from tessera.protocols.two_server.write.client import WriteClient
-from tessera.rounds.ideal import IdealClient
+from tessera.rounds.ideal import IdealClient, IdealSum
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.root import NAME as ROOT
+from tessera.rounds.sums import MaskedSum, Sum
 from tessera.rounds.two_server.domain import NAME as DOMAIN
 from tessera.rounds.two_server.domain import RoundDomain, check_stored
 from tessera.rounds.two_server.ideal import IdealReader, IdealWriter, TrustedServers
@@ -46,6 +47,11 @@ class ClientRoles:
             return RoundDomain.of(self.plan, self.round_id, self.servers, union, derived)
 
         return made() if self.party is None else self.party.domain(union, made)
+
+    @property
+    def union(self) -> Sum:
+        """How the union is summed: in the active setting, always."""
+        return MaskedSum() if self.party is None else IdealSum(self.party.union)
 
     def check_keys(self, params: TwoServerParams, header: Header) -> None:
         """Refuse a round that is to be written with keys this client does not have."""

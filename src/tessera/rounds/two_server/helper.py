@@ -52,7 +52,6 @@ from tessera.protocols.two_server.reports import Workers
 from tessera.protocols.two_server.write.helper import WriteHelper
 from tessera.protocols.two_server.write.sums import TwoServerSum
 from tessera.rounds import schemes, select
-from tessera.rounds.encode import RoundResult
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.root import StoredRoot, draw_root
 from tessera.rounds.two_server.domain import NAME as DOMAIN
@@ -65,6 +64,7 @@ from tessera.rounds.two_server.ideal import (
 )
 from tessera.rounds.two_server.opened import opened_means
 from tessera.rounds.two_server.params import served
+from tessera.rounds.words import RoundResult
 from tessera.wire.stored import Inner, Kept, Owner
 
 
@@ -214,7 +214,7 @@ class HelperRound(Follower):
         derived: Mapping[str, DerivedMap],
         servers: Servers,
     ) -> None:
-        schemes.check(type(self).__name__, plan, schemes.TWO_SERVERS)
+        schemes.check(type(self).__name__, plan, two_servers=True)
         self.plan, self._servers = plan, servers
         self._dense, self._tables, self._derived = dense, tables, derived
         self._ideal = None

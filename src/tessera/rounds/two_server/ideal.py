@@ -285,7 +285,7 @@ class IdealHandshake(IdealRole):
         signed = SignedHeader(header=header, leader=UNSIGNED, helper=UNSIGNED)
         self.signed_header = Kept.received(signed, b"", b"")
         here = with_keys(self._params, header, self._key_store, self._invited, ideal=True)
-        return posted(True, here, self.signed_header)
+        return posted(here, self.signed_header)
 
     def close_phase(self) -> list[Outbound]:
         raise MisuseError("an ideal helper answers at once")
@@ -338,7 +338,7 @@ class IdealRetrieval(_Collecting):
             round_id=self._party.round_id, report_id=NO_DIGEST, tables=(), dense=b"", box=b""
         )
         kept = Kept.received(answers, b"", b"")
-        return [signal(HELPER, AnswersDue), *posted(True, self._here, kept)]
+        return [signal(HELPER, AnswersDue), *posted(self._here, kept)]
 
 
 class IdealWrite(_Collecting):

@@ -53,8 +53,7 @@ from tessera.protocols.two_server.params import Servers
 from tessera.protocols.two_server.read.row_tags import RowTagCache
 from tessera.protocols.two_server.reports import Workers
 from tessera.rounds import encode, schemes, select
-from tessera.rounds.encode import RoundResult
-from tessera.rounds.ideal import IdealServer, opened_ids, posted
+from tessera.rounds.ideal import IdealServer
 from tessera.rounds.messages import UnionOpened, farewells
 from tessera.rounds.root import draw_root
 from tessera.rounds.two_server.ideal import TrustedServers
@@ -70,6 +69,7 @@ from tessera.rounds.two_server.leader_states import (
 )
 from tessera.rounds.two_server.opened import opened_sum
 from tessera.rounds.two_server.write_cost import WriteCost, costs
+from tessera.rounds.words import RoundResult
 from tessera.wire.stored import Kept, Owner
 
 REFUSED_QUERY: Final = "the helper refused its query"
@@ -183,7 +183,7 @@ class LeaderRound(Coordinator):
         row_tags: RowTagCache | None,
         key_store: KeyStore | None,
     ) -> Owner:
-        schemes.check(type(self).__name__, plan, schemes.TWO_SERVERS)
+        schemes.check(type(self).__name__, plan, two_servers=True)
         if dense.shape != (plan.model.dense,) or tables.keys() != {t.name for t in plan.tables}:
             raise MisuseError("the model is not the plan's")
         self.plan, self.invited = plan, frozenset(cohort)
@@ -352,10 +352,10 @@ class LeaderRound(Coordinator):
         out = total.close_phase()
         if total.phase != "done":
             return state, out
-        ids, residual = opened_ids(plan, self.round_id, total)
+        ids, residual = self._roles.union.opened_ids(plan, self.round_id, total)
         union = Kept.of(select.opened_union(plan, self.round_id, ids))
         following, offer = self._agree(state.root, total, residual, union)
-        to_clients = posted(isinstance(total, IdealServer), self._roles.clients(total), union)
+        to_clients = self._roles.union.post(self._roles.clients(total), union)
         return following, [*out, *to_clients, Outbound.again(HELPER, union.data), *offer]
 
     def _close_handshake(self, state: Agreeing) -> Moved:

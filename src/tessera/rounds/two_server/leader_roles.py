@@ -24,8 +24,9 @@ from tessera.protocols.two_server.read.row_tags import RowTagCache
 from tessera.protocols.two_server.read.server import RetrievalLeader
 from tessera.protocols.two_server.reports import Workers
 from tessera.protocols.two_server.write.leader import WriteLeader
-from tessera.rounds.ideal import IdealServer
+from tessera.rounds.ideal import IdealServer, IdealSum
 from tessera.rounds.messages import UnionOpened
+from tessera.rounds.sums import MaskedSum, Sum
 from tessera.rounds.two_server.domain import NAME as DOMAIN
 from tessera.rounds.two_server.domain import RoundDomain, check_stored
 from tessera.rounds.two_server.ideal import (
@@ -67,6 +68,11 @@ class LeaderRoles:
             return RoundDomain.of(self.plan, self.round_id, self.servers, union, self.derived)
 
         return made() if self.party is None else self.party.domain(union, made)
+
+    @property
+    def union(self) -> Sum:
+        """How the union is summed: in the active setting, always."""
+        return MaskedSum() if self.party is None else IdealSum(self.party.union)
 
     def model(self, domain: RoundDomain) -> ServedModel:
         if self._served is None or self._served[0] is not domain:

@@ -15,7 +15,7 @@ from tessera.protocols.secagg.phases import StageSum, TableSum
 from tessera.protocols.two_server.write.client import RowUpdate
 from tessera.protocols.two_server.write.sums import TwoServerSum
 from tessera.rounds import encode
-from tessera.rounds.encode import RoundResult
+from tessera.rounds.words import RoundResult
 
 
 def opened_sum(

@@ -1,0 +1,197 @@
+"""Sums: how the updates of a round are added up, chosen once by the plan's scheme.
+
+By one server in the clear, by one server under masks, by two servers of which each has a share, or
+not at all. A kind makes and wakes the roles of `protocols/` that do it; `rounds/ideal.py` has one
+more, which adds up in memory behind the same interface. `rounds/schemes.py` says which a plan has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
+
+from tessera.crypto.entropy import Entropy
+from tessera.crypto.group import Words
+from tessera.crypto.keys import Identity
+from tessera.crypto.secret import Secret
+from tessera.errors import MisuseError
+from tessera.ids import ClientId, RoundId, TableId
+from tessera.learning.tables.arrays import Ids
+from tessera.plan import UNION, Plan
+from tessera.protocols.machine import Outbound, to_all
+from tessera.protocols.plain import Cut, PlainClient, PlainServer
+from tessera.protocols.secagg.client import Client
+from tessera.protocols.secagg.masking import Input
+from tessera.protocols.secagg.server import Server
+from tessera.protocols.secagg.transcript import Received, SentDigests
+from tessera.rounds import delivery
+from tessera.rounds.messages import Download
+from tessera.rounds.words import RowWords, union_words, whole_words
+from tessera.wire.stored import Kept
+
+T = TypeVar("T")
+SumClient: TypeAlias = Any
+"""A client's role in a sum; all kinds have one interface."""
+SumServer: TypeAlias = Any
+Messages: TypeAlias = Mapping[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSetup:
+    """What a client's role in a sum is made of, and woken with."""
+
+    plan: Plan
+    round_id: RoundId
+    me: ClientId
+    identity: Identity | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSetup:
+    """What the server's role in a sum is made of, and woken with.
+
+    `sent` has the digests of what clients are sent; `cut` makes of one client's words in the clear
+    what an honest one may send.
+    """
+
+    plan: Plan
+    round_id: RoundId
+    invited: frozenset[ClientId]
+    identity: Identity | None
+    sent: SentDigests = field(repr=False)
+    cut: Cut | None = field(repr=False)
+
+
+class Sum:
+    """A way to add up. This one has no rounds at all: all data are in one place."""
+
+    federated: bool = False
+    """Whether there are rounds, clients and messages at all."""
+    masks: bool = False
+    """Whether clients mask their inputs with each other."""
+    two_servers: bool = False
+    in_memory: bool = False
+
+    @property
+    def hides(self) -> bool:
+        """Whether no single server sees a client's update, by masks or by shares."""
+        return self.masks or self.two_servers
+
+    # --- roles ----------------------------------------------------------------------------------
+
+    def join(
+        self, setup: ClientSetup, root: Entropy, last_round: RoundId | None
+    ) -> tuple[SumClient, list[Outbound]]:
+        """A client's role, and what it says first."""
+        raise MisuseError(f"{type(self).__name__} has no roles before one server")
+
+    def wake_client(self, setup: ClientSetup, snapshot: bytes, messages: Messages) -> SumClient:
+        raise MisuseError(f"{type(self).__name__} has no roles before one server")
+
+    def serve(self, setup: ServerSetup, root: Entropy) -> SumServer:
+        """The server's role."""
+        raise MisuseError(f"{type(self).__name__} has no roles before one server")
+
+    def wake_server(self, setup: ServerSetup, snapshot: bytes, messages: Messages) -> SumServer:
+        raise MisuseError(f"{type(self).__name__} has no roles before one server")
+
+    # --- what a client gives --------------------------------------------------------------------
+
+    def union_input(self, plan: Plan, round_id: RoundId, ids: Ids, coins: Secret) -> Any:
+        """To the union's sum."""
+        return Input(dense=union_words(plan, round_id, ids, coins))
+
+    def whole_input(
+        self, plan: Plan, dense: Words, rows: Mapping[str, RowWords], received: Received
+    ) -> Any:
+        """To the sum of whole models that have a count for each of their rows."""
+        return Input(dense=whole_words(plan, dense, rows), received=received)
+
+    def received(
+        self, plan: Plan, download: Download, included: Mapping[TableId, Ids] | None
+    ) -> Received:
+        """What masks are bound to: they are shared only with those who were sent the same."""
+        return Received()
+
+    def kept(self, record: T) -> Kept[T]:
+        """What a client stores once, like a message."""
+        return Kept.of(record)
+
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """What is the same for everybody: made for each of them, where they are apart."""
+        return make()
+
+    # --- what a server sends and opens ----------------------------------------------------------
+
+    def post(self, clients: Iterable[ClientId], message: Any) -> list[Outbound]:
+        """One message to some clients."""
+        return to_all(clients, message)
+
+    def opened_ids(self, plan: Plan, round_id: RoundId, total: SumServer) -> tuple[Ids, int]:
+        """The ids in an opened union, and how many its encoding could not give back."""
+        decoded = plan.union_encoding(round_id).decode(total.sums[UNION].dense)
+        return decoded.ids, decoded.residual
+
+
+class PlainSum(Sum):
+    """By one server, in the clear."""
+
+    federated = True
+
+    def join(
+        self, setup: ClientSetup, root: Entropy, last_round: RoundId | None
+    ) -> tuple[SumClient, list[Outbound]]:
+        plan = setup.plan
+        return PlainClient(plan.stages[0], setup.round_id, setup.me, sparse=plan.selects), []
+
+    def wake_client(self, setup: ClientSetup, snapshot: bytes, messages: Messages) -> SumClient:
+        spec, sparse = setup.plan.stages[0], setup.plan.selects
+        return PlainClient.wake(snapshot, messages, spec, setup.round_id, setup.me, sparse=sparse)
+
+    def serve(self, setup: ServerSetup, root: Entropy) -> SumServer:
+        spec, needed = setup.plan.stages[0], setup.plan.least_survivors
+        return PlainServer(spec, setup.round_id, setup.invited, needed=needed, cut=setup.cut)
+
+    def wake_server(self, setup: ServerSetup, snapshot: bytes, messages: Messages) -> SumServer:
+        spec, needed = setup.plan.stages[0], setup.plan.least_survivors
+        given = (snapshot, messages, spec, setup.round_id, setup.invited)
+        return PlainServer.wake(*given, needed=needed, cut=setup.cut)
+
+
+class MaskedSum(Sum):
+    """By one server, under masks that cancel in the sum."""
+
+    federated = True
+    masks = True
+
+    def join(
+        self, setup: ClientSetup, root: Entropy, last_round: RoundId | None
+    ) -> tuple[SumClient, list[Outbound]]:
+        params, identity = setup.plan.secagg(setup.round_id), setup.identity
+        return Client.join(params, setup.me, entropy=root, identity=identity, last_round=last_round)
+
+    def wake_client(self, setup: ClientSetup, snapshot: bytes, messages: Messages) -> SumClient:
+        params, identity = setup.plan.secagg(setup.round_id), setup.identity
+        return Client.wake(snapshot, messages, params, setup.me, identity=identity)
+
+    def serve(self, setup: ServerSetup, root: Entropy) -> SumServer:
+        params, identity = setup.plan.secagg(setup.round_id), setup.identity
+        return Server(params, setup.invited, entropy=root, identity=identity, sent=setup.sent)
+
+    def wake_server(self, setup: ServerSetup, snapshot: bytes, messages: Messages) -> SumServer:
+        params, given = setup.plan.secagg(setup.round_id), (snapshot, messages)
+        invited, sent = setup.invited, setup.sent
+        return Server.wake(*given, params, invited, identity=setup.identity, sent=sent)
+
+    def received(
+        self, plan: Plan, download: Download, included: Mapping[TableId, Ids] | None
+    ) -> Received:
+        return delivery.received(plan, download, included)
+
+
+class SharedSum(Sum):
+    """By two servers, a share at each; their roles are in `rounds/two_server/`."""
+
+    federated = True
+    two_servers = True
