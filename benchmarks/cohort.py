@@ -51,9 +51,9 @@ from tessera.learning.models.next_word import NextWord
 from tessera.learning.module_tables import Tables
 from tessera.learning.softmax import CANDIDATES, Softmax
 from tessera.learning.tables.submodel import Submodel, TablePart
-from tessera.learning.training.local import Job, prepare
+from tessera.learning.training.jobs import Job, Trainable, click_loss, prepare
 from tessera.learning.training.settings import LocalTraining
-from tessera.learning.training.vectorised import best
+from tessera.learning.training.vectorised.check import best
 
 ITEMS, CATEGORIES, USERS = 143_534, 4_815, 49_023
 CLIENTS, BASELINE_CLIENTS, PEER_CLIENTS = 100, 10, 20
@@ -219,7 +219,7 @@ def text_by_hand(bound: BoundModel, jobs: list[Job]) -> None:
 def text_row(*, quick: bool) -> machine.Row:
     """The text task side by side, against one speaker after the other."""
     module, bound, jobs = speakers()
-    learner = best(module, bound, NEXT_WORD, TEXT, sample=jobs, compile=False)
+    learner = best(Trainable(module, bound, NEXT_WORD, TEXT), sample=jobs, compile=False)
     few = jobs[: SPEAKERS // 4]
     examples = sum(len(job.examples) for job in jobs)
     scale = examples / sum(len(job.examples) for job in few)
@@ -288,14 +288,16 @@ def main() -> int:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
         note("  compiling, with an empty cache")
         begin = time.monotonic()
-        compiled = best(module, bound, None, TRAINING, sample=jobs)
+        compiled = best(Trainable(module, bound, click_loss, TRAINING), sample=jobs)
         cold = time.monotonic() - begin
         torch.compiler.reset()
         note(f"  {compiled.name}: {compiled.reason}; again, from the cache")
         begin = time.monotonic()
-        compiled = best(module, bound, None, TRAINING, sample=jobs)
+        compiled = best(Trainable(module, bound, click_loss, TRAINING), sample=jobs)
         warm = time.monotonic() - begin
-        uncompiled = best(module, bound, None, TRAINING, sample=jobs, compile=False)
+        uncompiled = best(
+            Trainable(module, bound, click_loss, TRAINING), sample=jobs, compile=False
+        )
         rows = measured(bound, jobs, settings, compiled, uncompiled, quick=args.quick)
         rows.append(text_row(quick=args.quick))
     for what, taken in (("empty", cold), ("full", warm)):

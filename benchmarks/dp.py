@@ -51,11 +51,11 @@ from tessera.data.examples import Examples
 from tessera.learning.bound_model import Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.tables.submodel import Submodel, TablePart
-from tessera.learning.training.local import Job
+from tessera.learning.training.jobs import Job, Trainable, click_loss
 from tessera.learning.training.noisy_steps import EachExample, NoisySteps
 from tessera.learning.training.settings import LocalTraining
-from tessera.learning.training.vectorised import best
-from tessera.learning.training.vectorised.noisy import NoisyVectorised, best_noisy
+from tessera.learning.training.vectorised.check import best, best_noisy
+from tessera.learning.training.vectorised.noisy import NoisyVectorised
 
 ROWS, WIDTH, HISTORY, BATCH, EXAMPLES = 1_000_000, 16, 20, 64, 6_400
 OUR_STEPS, GHOST_STEPS, PLAIN_STEPS = 100, 10, 2
@@ -135,7 +135,8 @@ def ours(rows: int, steps: int) -> dict[str, float]:
         clip=CLIP, noise=NOISE, steps=steps, batch=BATCH, drawing=EachExample(BATCH / EXAMPLES)
     )
     learner = NoisyVectorised(
-        module, bound, None, LocalTraining(batch=BATCH, rate=RATE), replace(noisy, steps=2)
+        Trainable(module, bound, click_loss, LocalTraining(batch=BATCH, rate=RATE)),
+        replace(noisy, steps=2),
     )
     small = np.arange(100, dtype=np.uint64)  # the first call loads tables and code
     warm = replace(
@@ -260,8 +261,10 @@ def rounds(clients: int, repeats: int, *, compiled: bool) -> dict[str, Any]:
         batch=COHORT_BATCH,
         drawing=EachExample(COHORT_BATCH / COHORT_EXAMPLES),
     )
-    plain = best(module, bound, None, training, sample=jobs, compile=compiled)
-    noisy = best_noisy(module, bound, None, training, steps, sample=jobs, compile=compiled)
+    plain = best(Trainable(module, bound, click_loss, training), sample=jobs, compile=compiled)
+    noisy = best_noisy(
+        Trainable(module, bound, click_loss, training), steps, sample=jobs, compile=compiled
+    )
     for learner in (plain, noisy):
         if learner.name.startswith("compiled") is not compiled:
             raise SystemExit(f"{learner.name}: {learner.reason}")

@@ -45,8 +45,8 @@ from tessera.crypto.prg import Label, Stream
 from tessera.ids import ClientId, RoundId
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.tables.submodel import Submodel
-from tessera.learning.training.local import Job
-from tessera.learning.training.vectorised import best
+from tessera.learning.training.jobs import Job, Trainable, click_loss
+from tessera.learning.training.vectorised.check import best
 from tessera.plan import (
     Crypto,
     DPPlan,
@@ -186,7 +186,7 @@ def peer_rows(quick: bool) -> list[machine.Row]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     module, bound, jobs = cohort(clients)
-    learner = best(module, bound, None, TRAINING, sample=jobs, compile=False)
+    learner = best(Trainable(module, bound, click_loss, TRAINING), sample=jobs, compile=False)
     taken: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(repeats):
         for noisy, seconds in taken.items():

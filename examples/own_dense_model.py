@@ -8,7 +8,7 @@ import tessera
 from tessera.data.examples import Examples
 from tessera.data.split import spread_evenly
 from tessera.learning.metrics import ClassMetric
-from tessera.learning.training.local import class_loss
+from tessera.learning.training.jobs import class_loss
 
 
 class Net(nn.Module):

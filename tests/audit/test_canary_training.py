@@ -33,7 +33,7 @@ from tessera.crypto.secret import Secret
 from tessera.data.examples import SUBJECT as PERSON
 from tessera.data.examples import Examples
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.training.local import PreparedJob
+from tessera.learning.training.jobs import PreparedJob, Trainable
 from tessera.learning.training.noisy_steps import NoisyClient, NoisySteps, StepBatch
 from tessera.learning.training.vectorised import noisy as vectorised
 from tessera.learning.training.vectorised.noisy import NoisyVectorised
@@ -151,7 +151,7 @@ def test_a_clip_per_batch_is_found(seed: int, monkeypatch: pytest.MonkeyPatch) -
             return StepBatch(which, np.zeros_like(which))
 
         looser = replace(noisy, clip=float(batch), noise=noisy.noise / batch, drawing=whole)
-        return NoisyVectorised(module, bound, steep_loss, TRAINING, looser)
+        return NoisyVectorised(Trainable(module, bound, steep_loss, TRAINING), looser)
 
     setting, rounds = replace(ITEM, noise=1.5), 30
     claim = claimed(setting, Observer.LEADER, rounds=rounds, delta=DELTA)

@@ -24,7 +24,7 @@ from tessera.ids import ClientId, RoundId
 from tessera.learning.bound_model import Derived, Local, Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.tables.submodel import ModelUpdate, Submodel
-from tessera.learning.training.local import Job
+from tessera.learning.training.jobs import Job
 from tessera.plan import Crypto, DPPlan, NoiseFrom, NoisyRows, Plan, SimulationPlan, UpdatePlan
 from tessera.privacy.dp.guarantee import Observer, Unit
 from tessera.rounds import dp, encode

@@ -20,7 +20,7 @@ from tessera.learning.module_tables import Tables
 from tessera.learning.scores import auc, evaluate
 from tessera.learning.tables.initial import Normal
 from tessera.learning.tables.table import LazyTable
-from tessera.learning.training.local import order
+from tessera.learning.training.jobs import Trainable, click_loss, order
 from tessera.learning.training.pooled import CentralTrainer, round_size
 from tessera.learning.training.settings import LocalTraining
 
@@ -58,7 +58,9 @@ def central_trainer(
 ) -> CentralTrainer:
     tables = {t.name: bound.table(t.name, seed=seed) for t in bound.tables}
     coins = Secret(bytes([seed] * 32))
-    return CentralTrainer(module, bound, *settings, tables=tables, coins=coins, **more)
+    loss, training = settings
+    model = Trainable(module, bound, loss or click_loss, training)
+    return CentralTrainer(model, tables=tables, coins=coins, **more)
 
 
 def toy(drop: float = 0.0) -> tuple[Toy, BoundModel]:

@@ -11,7 +11,7 @@ from tessera.errors import ConfigError, MisuseError
 from tessera.learning.architecture import build
 from tessera.learning.metrics import ClassMetric
 from tessera.learning.module_tables import Tables
-from tessera.learning.training.local import class_loss
+from tessera.learning.training.jobs import class_loss
 
 
 def test_the_image_network_has_the_size_that_its_paper_says():

@@ -18,11 +18,13 @@ from tessera.data.examples import Examples
 from tessera.learning.bound_model import BoundModel, Derived, Local, Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.tables.submodel import Submodel, TablePart
-from tessera.learning.training.local import Job, Sequential, Trained
+from tessera.learning.training.jobs import Job, Trainable, Trained, click_loss
+from tessera.learning.training.local import Sequential
 from tessera.learning.training.settings import LocalTraining
-from tessera.learning.training.vectorised import Vectorised, best
 from tessera.learning.training.vectorised import learner as learner_module
 from tessera.learning.training.vectorised import step as step_module
+from tessera.learning.training.vectorised.check import best
+from tessera.learning.training.vectorised.learner import Vectorised
 
 ITEMS, CATEGORIES, USERS, WIDTH, LENGTH = 60, 7, 40, 4, 8
 CATEGORY_OF = np.arange(ITEMS) * 5 % CATEGORIES
@@ -205,8 +207,8 @@ TRAINING = LocalTraining(batch=2, rate=0.2, decay=0.5)
 def test_side_by_side_trains_as_one_by_one_does(training: LocalTraining) -> None:
     module = Clicks()
     bound, jobs = cohort(module, SIZES)
-    learner = Vectorised(module, bound, None, training, slots=3)
-    expected = Sequential(module, bound, None, training).train(jobs, round_id=2)
+    learner = Vectorised(Trainable(module, bound, click_loss, training), slots=3)
+    expected = Sequential(Trainable(module, bound, click_loss, training)).train(jobs, round_id=2)
     assert_same(learner.train(jobs, round_id=2), expected)
     assert max(np.abs(t.update.dense).max() for t in expected) > 1e-3  # something was learnt
 
@@ -215,17 +217,17 @@ def test_side_by_side_trains_as_one_by_one_does(training: LocalTraining) -> None
 def test_the_number_of_slots_does_not_matter(slots: int) -> None:
     module = Clicks()
     bound, jobs = cohort(module, SIZES)
-    expected = Sequential(module, bound, None, TRAINING).train(jobs, round_id=0)
-    found = Vectorised(module, bound, None, TRAINING, slots=slots)
+    expected = Sequential(Trainable(module, bound, click_loss, TRAINING)).train(jobs, round_id=0)
+    found = Vectorised(Trainable(module, bound, click_loss, TRAINING), slots=slots)
     assert_same(found.train(jobs, round_id=0), expected)
 
 
 def test_clients_laid_out_in_portions_train_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     module = Clicks()
     bound, jobs = cohort(module, SIZES)
-    expected = Sequential(module, bound, None, TRAINING).train(jobs, round_id=0)
+    expected = Sequential(Trainable(module, bound, click_loss, TRAINING)).train(jobs, round_id=0)
     monkeypatch.setattr(learner_module, "AT_ONCE", 500)
-    learner = Vectorised(module, bound, None, TRAINING, slots=2)
+    learner = Vectorised(Trainable(module, bound, click_loss, TRAINING), slots=2)
     assert_same(learner.train(jobs, round_id=0), expected)
 
 
@@ -241,8 +243,8 @@ def test_only_trained_rows_count_and_cover_rows_stay() -> None:
             "categories": bound.derived_maps()["categories"].row_ids(items),
         }
         kept.append(replace(each, submodel=replace(each.submodel, trained=fewer)))
-    expected = Sequential(module, bound, None, TRAINING).train(kept, round_id=0)
-    found = Vectorised(module, bound, None, TRAINING).train(kept, round_id=0)
+    expected = Sequential(Trainable(module, bound, click_loss, TRAINING)).train(kept, round_id=0)
+    found = Vectorised(Trainable(module, bound, click_loss, TRAINING)).train(kept, round_id=0)
     assert_same(found, expected)
     assert any(0 < t.examples < len(j.examples) for t, j in zip(found, kept, strict=True))
 
@@ -253,9 +255,9 @@ def test_a_loss_of_ones_own() -> None:
 
     module = Clicks()
     bound, jobs = cohort(module, SIZES)
-    learner = best(module, bound, squared, TRAINING, sample=jobs, compile=False)
+    learner = best(Trainable(module, bound, squared, TRAINING), sample=jobs, compile=False)
     assert learner.name == "vectorised", learner.reason
-    expected = Sequential(module, bound, squared, TRAINING).train(jobs, round_id=0)
+    expected = Sequential(Trainable(module, bound, squared, TRAINING)).train(jobs, round_id=0)
     assert_same(learner.train(jobs, round_id=0), expected)
 
 
@@ -269,9 +271,9 @@ def test_short_histories_are_not_padded_to_the_full_length() -> None:
 
     module = Watching()
     bound, jobs = cohort(module, (6, 5), longest=3)
-    expected = Sequential(module, bound, None, TRAINING).train(jobs, round_id=0)
+    expected = Sequential(Trainable(module, bound, click_loss, TRAINING)).train(jobs, round_id=0)
     seen.clear()
-    found = Vectorised(module, bound, None, TRAINING).train(jobs, round_id=0)
+    found = Vectorised(Trainable(module, bound, click_loss, TRAINING)).train(jobs, round_id=0)
     assert_same(found, expected)
     assert set(seen) == {4}  # 3 rounded up to a quarter of 8
 
@@ -291,9 +293,9 @@ def test_a_sequence_is_not_cut_where_another_column_goes_with_it() -> None:
     for at, each in enumerate(jobs):
         age = rng.random((len(each.examples), LENGTH), dtype=np.float32)
         jobs[at] = replace(each, examples=each.examples.with_field("age", age))
-    learner = best(module, bound, None, TRAINING, sample=jobs, compile=False)
+    learner = best(Trainable(module, bound, click_loss, TRAINING), sample=jobs, compile=False)
     assert learner.name == "vectorised", learner.reason
-    expected = Sequential(module, bound, None, TRAINING).train(jobs, round_id=0)
+    expected = Sequential(Trainable(module, bound, click_loss, TRAINING)).train(jobs, round_id=0)
     assert_same(learner.train(jobs, round_id=0), expected)
     assert "full length" not in learner.reason  # nothing had to be tried first
 
@@ -303,15 +305,15 @@ def test_sequences_of_different_lengths_meet_in_one_cohort() -> None:
     bound, jobs = cohort(module, (6, 5, 4), longest=5)
     short = jobs[1].examples.with_field("history", jobs[1].examples["history"][:, :5])
     jobs[1] = replace(jobs[1], examples=short)
-    expected = Sequential(module, bound, None, TRAINING).train(jobs, round_id=0)
-    found = Vectorised(module, bound, None, TRAINING).train(jobs, round_id=0)
+    expected = Sequential(Trainable(module, bound, click_loss, TRAINING)).train(jobs, round_id=0)
+    found = Vectorised(Trainable(module, bound, click_loss, TRAINING)).train(jobs, round_id=0)
     assert_same(found, expected)
 
 
 def test_nobody_with_examples_gives_nothing() -> None:
     module = Clicks()
     bound, jobs = cohort(module, (0, 0))
-    learner = Vectorised(module, bound, None, TRAINING)
+    learner = Vectorised(Trainable(module, bound, click_loss, TRAINING))
     assert [t.update.weight for t in learner.train(jobs, round_id=0)] == [0, 0]
     assert learner.train([], round_id=0) == []
 
@@ -326,9 +328,11 @@ def test_a_client_whose_loss_is_not_finite_does_not_touch_the_others() -> None:
     bad = jobs[3].examples["rate"].copy()
     bad[4] = np.nan
     jobs[3] = replace(jobs[3], examples=jobs[3].examples.with_field("rate", bad))
-    expected = Sequential(module, bound, None, training).train(jobs, round_id=0)
+    expected = Sequential(Trainable(module, bound, click_loss, training)).train(jobs, round_id=0)
     # Two slots: whoever follows the bad client gets its place.
-    found = Vectorised(module, bound, None, training, slots=2).train(jobs, round_id=0)
+    found = Vectorised(Trainable(module, bound, click_loss, training), slots=2).train(
+        jobs, round_id=0
+    )
     assert [t.finite for t in found] == [at != 3 for at in range(len(jobs))]
     assert not found[3].update.dense.any() and found[3].update.weight == 0
     assert_same(found, expected)
@@ -341,7 +345,7 @@ def test_training_leaves_the_module_the_jobs_and_torch_as_they_were() -> None:
     dense = jobs[0].submodel.dense.copy()
     rows = jobs[0].submodel.tables["items"].values.copy()
     threads, state = torch.get_num_threads(), torch.get_rng_state()
-    learner = best(module, bound, None, TRAINING, sample=jobs, compile=False)
+    learner = best(Trainable(module, bound, click_loss, TRAINING), sample=jobs, compile=False)
     learner.train(jobs, round_id=0)
     assert not module.training
     assert all(torch.equal(p, before[name]) for name, p in module.named_parameters())
@@ -355,7 +359,7 @@ def test_training_leaves_the_module_the_jobs_and_torch_as_they_were() -> None:
 def test_the_same_jobs_and_coins_give_the_same_bits() -> None:
     module = WithDropout()
     bound, jobs = cohort(module, SIZES)
-    learner = Vectorised(module, bound, None, replace(TRAINING, batch=64), slots=3)
+    learner = Vectorised(Trainable(module, bound, click_loss, replace(TRAINING, batch=64)), slots=3)
     others = [replace(job, coins=job.coins.derive("other")) for job in jobs]
     one, again, other = (learner.train(each, round_id=0) for each in (jobs, jobs, others))
     for a, b in zip(one, again, strict=True):
@@ -383,11 +387,11 @@ def test_a_module_that_cannot_go_side_by_side_goes_one_by_one_and_says_why(
     module = make()
     training = replace(TRAINING, batch=4)
     bound, jobs = cohort(module, SIZES)
-    learner = best(module, bound, None, training, sample=jobs)
+    learner = best(Trainable(module, bound, click_loss, training), sample=jobs)
     assert learner.name == "one by one"
     assert why in learner.reason
     assert "\n" not in learner.reason
-    expected = Sequential(module, bound, None, training).train(jobs, round_id=0)
+    expected = Sequential(Trainable(module, bound, click_loss, training)).train(jobs, round_id=0)
     assert_same(learner.train(jobs, round_id=0), expected)
     assert capfd.readouterr() == ("", "")
 
@@ -395,17 +399,17 @@ def test_a_module_that_cannot_go_side_by_side_goes_one_by_one_and_says_why(
 def test_a_module_that_needs_the_full_length_gets_it() -> None:
     module = WithPositions()
     bound, jobs = cohort(module, SIZES, longest=3)
-    learner = best(module, bound, None, TRAINING, sample=jobs, compile=False)
+    learner = best(Trainable(module, bound, click_loss, TRAINING), sample=jobs, compile=False)
     assert learner.name == "vectorised"
     assert "full length" in learner.reason
-    expected = Sequential(module, bound, None, TRAINING).train(jobs, round_id=0)
+    expected = Sequential(Trainable(module, bound, click_loss, TRAINING)).train(jobs, round_id=0)
     assert_same(learner.train(jobs, round_id=0), expected)
 
 
 def test_dropout_goes_side_by_side_with_draws_of_its_own_for_each_client() -> None:
     module = WithDropout()
     bound, jobs = cohort(module, (8,))
-    learner = best(module, bound, None, TRAINING, sample=jobs, compile=False)
+    learner = best(Trainable(module, bound, click_loss, TRAINING), sample=jobs, compile=False)
     assert learner.name == "vectorised"
     assert "random" in learner.reason
     # Two clients with the same number, examples and weights differ by nothing but what they draw.
@@ -418,7 +422,7 @@ def test_without_an_example_nothing_faster_is_tried() -> None:
     module = Clicks()
     bound, jobs = cohort(module, (0,))
     for sample in ([], jobs):
-        learner = best(module, bound, None, TRAINING, sample=sample)
+        learner = best(Trainable(module, bound, click_loss, TRAINING), sample=sample)
         assert learner.name == "one by one"
         assert "no example" in learner.reason
 
@@ -435,13 +439,13 @@ def test_where_compiling_fails_the_step_is_used_uncompiled(
     monkeypatch.setattr(step_module.torch, "compile", refusing)
     module = Clicks()
     bound, jobs = cohort(module, SIZES)
-    learner = best(module, bound, None, TRAINING, sample=jobs, slots=3)
+    learner = best(Trainable(module, bound, click_loss, TRAINING), sample=jobs, slots=3)
     assert learner.name == "vectorised"
     assert "no compiler on this machine" in learner.reason
     assert "much more" not in learner.reason
     # And where it fails only later, for another shape, the round goes on all the same.
-    late = Vectorised(module, bound, None, TRAINING, compile=True, slots=3)
-    expected = Sequential(module, bound, None, TRAINING).train(jobs, round_id=0)
+    late = Vectorised(Trainable(module, bound, click_loss, TRAINING), compile=True, slots=3)
+    expected = Sequential(Trainable(module, bound, click_loss, TRAINING)).train(jobs, round_id=0)
     assert_same(late.train(jobs, round_id=0), expected)
     assert "not compiled for 3 slots" in late.reason
     assert capfd.readouterr() == ("", "")
@@ -461,7 +465,7 @@ def test_a_step_that_compiles_to_something_else_is_not_used(
     monkeypatch.setattr(step_module.torch, "compile", wrong)
     module = Clicks()
     bound, jobs = cohort(module, SIZES)
-    learner = best(module, bound, None, TRAINING, sample=jobs, slots=3)
+    learner = best(Trainable(module, bound, click_loss, TRAINING), sample=jobs, slots=3)
     assert learner.name == "vectorised"
     assert "it then trains differently" in learner.reason
 
@@ -476,7 +480,7 @@ def test_a_compiled_step_trains_as_one_by_one_does(make: Callable[[], nn.Module]
     module = make()
     training = replace(TRAINING, clip=0.1, weight_decay=0.1)
     bound, jobs = cohort(module, (5, 0, 1, 40, 2, 7))
-    learner = best(module, bound, None, training, sample=jobs, slots=4)
+    learner = best(Trainable(module, bound, click_loss, training), sample=jobs, slots=4)
     assert learner.name == "compiled", learner.reason
     # The long client is left alone at the end: both shapes are used.
     found = learner.train(jobs, round_id=1)
@@ -484,6 +488,8 @@ def test_a_compiled_step_trains_as_one_by_one_does(make: Callable[[], nn.Module]
     for one, other in zip(found, again, strict=True):
         assert_array_equal(one.update.dense, other.update.dense)
     if make is Clicks:
-        expected = Sequential(module, bound, None, training).train(jobs, round_id=1)
+        expected = Sequential(Trainable(module, bound, click_loss, training)).train(
+            jobs, round_id=1
+        )
         assert_same(found, expected)
     assert "not compiled" not in learner.reason

@@ -16,7 +16,7 @@ from tessera.learning.models.factorization import Factorization, Factorizer, rat
 from tessera.learning.module_tables import Tables
 from tessera.learning.rating_models import BIAS_SHARE
 from tessera.learning.tables.submodel import Submodel, TablePart
-from tessera.learning.training.local import Job
+from tessera.learning.training.jobs import Job
 from tessera.learning.training.settings import LocalTraining
 
 ITEMS, USERS, FACTORS = 12, 4, 3

@@ -24,15 +24,16 @@ from tessera.errors import ConfigError, MisuseError
 from tessera.learning.bound_model import BoundModel, Derived, Local, Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.tables.submodel import Submodel, TablePart
-from tessera.learning.training.local import (
+from tessera.learning.training.jobs import (
     Job,
-    Sequential,
+    Trainable,
     Trained,
+    click_loss,
     drawn,
-    dropout_from,
     order,
     prepare,
 )
+from tessera.learning.training.local import Sequential, dropout_from
 from tessera.learning.training.settings import LocalTraining
 
 torch.set_num_threads(1)
@@ -113,7 +114,9 @@ def job_of(
 
 def trained_by(module: nn.Module, training: LocalTraining, job: Job, round_id: int = 3) -> Trained:
     bound = Tables(TABLES).bind(module)
-    (outcome,) = Sequential(module, bound, None, training).train([job], round_id=round_id)
+    (outcome,) = Sequential(Trainable(module, bound, click_loss, training)).train(
+        [job], round_id=round_id
+    )
     return outcome
 
 
@@ -274,7 +277,7 @@ def test_a_client_that_is_not_finite_gives_zeros(bad: float, late: bool) -> None
     module = toy()
     bound = Tables(TABLES).bind(module)
     jobs = [job_of(module, bound, made(seed)) for seed in (1, 2)]
-    learner = Sequential(module, bound, poisoned_loss(bad, late), LocalTraining(batch=4))
+    learner = Sequential(Trainable(module, bound, poisoned_loss(bad, late), LocalTraining(batch=4)))
     for job, outcome in zip(jobs, learner.train(jobs, round_id=0), strict=True):
         assert not outcome.finite and outcome.examples == 11
         assert_zero(outcome, job)
@@ -287,7 +290,7 @@ def test_a_gradient_that_is_not_finite_is_seen_though_the_loss_is() -> None:
     module = toy()
     bound = Tables(TABLES).bind(module)
     job = job_of(module, bound, made(1))
-    learner = Sequential(module, bound, loss, LocalTraining(batch=11))
+    learner = Sequential(Trainable(module, bound, loss, LocalTraining(batch=11)))
     (outcome,) = learner.train([job], round_id=0)
     assert not outcome.finite
     assert_zero(outcome, job)
@@ -318,7 +321,7 @@ def test_a_sequence_that_is_always_empty_needs_no_row() -> None:
     bound = Tables({"items.weight": Table("history")}).bind(module)
     examples = Examples({"history": np.full((3, 2), -1), "label": np.ones(3, np.float32)})
     job = job_of(module, bound, examples, trained=np.array([4, 5], np.uint64))
-    learner = Sequential(module, bound, None, LocalTraining())
+    learner = Sequential(Trainable(module, bound, click_loss, LocalTraining()))
     (outcome,) = learner.train([job], round_id=0)
     assert outcome.update.weight == 3 and outcome.update.dense.any()
     assert not outcome.update.tables["items"].values.any()
@@ -340,7 +343,7 @@ def test_a_module_without_tables_and_with_its_own_loss_is_trained() -> None:
     def loss(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         return F.cross_entropy(output, batch["kind"], reduction="none")
 
-    learner = Sequential(module, bound, loss, LocalTraining(batch=40, rate=0.5))
+    learner = Sequential(Trainable(module, bound, loss, LocalTraining(batch=40, rate=0.5)))
     job = Job(0, Submodel(bound.pack(module), {}, {}), examples, coins=Secret(bytes(32)))
     (outcome,) = learner.train([job], round_id=0)
     x, kind = torch.tensor(examples["x"]), torch.tensor(examples["kind"])
@@ -353,7 +356,7 @@ def test_dropout_follows_from_the_coins_and_leaves_no_trace() -> None:
     module = toy(drop=0.5)
     bound = Tables(TABLES).bind(module)
     examples = made(3)
-    learner = Sequential(module, bound, None, LocalTraining(batch=11))
+    learner = Sequential(Trainable(module, bound, click_loss, LocalTraining(batch=11)))
 
     def dense(client: int, coins: int) -> np.ndarray:
         job = replace(job_of(module, bound, examples, client=client), coins=coins_number(coins))
@@ -371,7 +374,7 @@ def test_dropout_follows_from_the_coins_and_leaves_no_trace() -> None:
 def test_nothing_that_is_drawn_follows_from_the_clients_number() -> None:
     module = toy(drop=0.5)
     bound = Tables(TABLES).bind(module)
-    learner = Sequential(module, bound, None, LocalTraining(batch=3, epochs=2))
+    learner = Sequential(Trainable(module, bound, click_loss, LocalTraining(batch=3, epochs=2)))
     job = job_of(module, bound, made(3), client=1)
     other = replace(job, client=7)
     one, two = learner.train([job, other], round_id=4)
@@ -394,7 +397,7 @@ def test_clients_do_not_depend_on_each_other() -> None:
     module = toy(drop=0.3)
     bound = Tables(TABLES).bind(module)
     jobs = [job_of(module, bound, made(seed), client=seed) for seed in range(4)]
-    learner = Sequential(module, bound, None, LocalTraining(batch=3))
+    learner = Sequential(Trainable(module, bound, click_loss, LocalTraining(batch=3)))
     together = learner.train(jobs, round_id=1)
     for job, outcome in zip(reversed(jobs), reversed(together), strict=True):
         (alone,) = learner.train([job], round_id=1)
@@ -413,7 +416,7 @@ def test_a_loss_that_cannot_work_is_refused(loss: Any, message: str) -> None:
     bound = Tables(TABLES).bind(module)
     with pytest.raises(ConfigError, match=message) as caught:
         job = job_of(module, bound, made(1))
-        Sequential(module, bound, loss, LocalTraining()).train([job], round_id=0)
+        Sequential(Trainable(module, bound, loss, LocalTraining())).train([job], round_id=0)
     assert caught.value.hint
 
 

@@ -22,8 +22,8 @@ from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.tables.submodel import ModelUpdate, TableUpdate
-from tessera.learning.training.local import Job, PreparedJob, Trained, click_loss
-from tessera.learning.training.noisy_local import NoisySequential
+from tessera.learning.training.jobs import Job, PreparedJob, Trainable, Trained, click_loss
+from tessera.learning.training.local import NoisySequential
 from tessera.learning.training.noisy_steps import (
     EachExample,
     NoisyClient,
@@ -34,7 +34,8 @@ from tessera.learning.training.noisy_steps import (
 from tessera.learning.training.settings import LocalTraining
 from tessera.learning.training.vectorised import noisy as vectorised
 from tessera.learning.training.vectorised import step as step_module
-from tessera.learning.training.vectorised.noisy import NoisyVectorised, best_noisy
+from tessera.learning.training.vectorised.check import best_noisy
+from tessera.learning.training.vectorised.noisy import NoisyVectorised
 from tessera.rounds.clipped_vector import clipped_update, noisy_update
 from tessera.runs.learners import Trainer, choose_noisy
 from tests.learning.test_cohort import Clicks, WithBatchStatistics, cohort, examples, job
@@ -102,8 +103,8 @@ def test_all_groups_at_once_train_as_one_by_one(
     module = Clicks()
     bound, jobs = cohort(module, SIZES)
     noisy = replace(NOISY, drawing=drawing)
-    slow = NoisySequential(module, bound, None, TRAINING, noisy)
-    fast = NoisyVectorised(module, bound, None, TRAINING, noisy)
+    slow = NoisySequential(Trainable(module, bound, click_loss, TRAINING), noisy)
+    fast = NoisyVectorised(Trainable(module, bound, click_loss, TRAINING), noisy)
     jobs = with_secrets(jobs)
     expected = slow.train(jobs, round_id=2)
     found = fast.train(jobs, round_id=2)
@@ -114,7 +115,7 @@ def test_all_groups_at_once_train_as_one_by_one(
 def test_the_self_check_takes_the_fast_way_where_it_is_right() -> None:
     module = Clicks()
     bound, jobs = cohort(module, (9, 6, 7))
-    found = best_noisy(module, bound, None, TRAINING, NOISY, sample=jobs)
+    found = best_noisy(Trainable(module, bound, click_loss, TRAINING), NOISY, sample=jobs)
     assert isinstance(found, NoisyVectorised) and "as one by one" in found.reason
 
 
@@ -123,7 +124,7 @@ def test_the_self_check_sees_a_module_that_looks_across_a_group() -> None:
     module = WithBatchStatistics()
     bound, jobs = cohort(module, (9, 6, 7))
     noisy = replace(NOISY, drawing=InThrees())
-    found = best_noisy(module, bound, None, TRAINING, noisy, sample=jobs)
+    found = best_noisy(Trainable(module, bound, click_loss, TRAINING), noisy, sample=jobs)
     assert isinstance(found, NoisySequential) and "differently" in found.reason
 
 
@@ -155,8 +156,10 @@ def test_fixed_shapes_train_as_one_by_one(
     bound, jobs = cohort(module, SIZES)
     noisy = replace(NOISY, drawing=drawing)
     jobs = with_secrets(jobs)
-    expected = NoisySequential(module, bound, None, TRAINING, noisy).train(jobs, round_id=2)
-    fixed = NoisyVectorised(module, bound, None, TRAINING, noisy, compile=True)
+    expected = NoisySequential(Trainable(module, bound, click_loss, TRAINING), noisy).train(
+        jobs, round_id=2
+    )
+    fixed = NoisyVectorised(Trainable(module, bound, click_loss, TRAINING), noisy, compile=True)
     found = fixed.train(jobs, round_id=2)
     assert_alike(found, expected, atol=40 * noisy.unit * TRAINING.rate * TRAINING.table_rate)
     if isinstance(drawing, EachExample):
@@ -171,10 +174,12 @@ def test_what_is_compiled_with_little_noise_trains_with_the_plans(
     monkeypatch.setattr(step_module.torch, "compile", as_it_is)
     module = Clicks()
     bound, jobs = cohort(module, (9, 6, 7))
-    found = best_noisy(module, bound, None, TRAINING, NOISY, sample=jobs, compile=True)
+    found = best_noisy(
+        Trainable(module, bound, click_loss, TRAINING), NOISY, sample=jobs, compile=True
+    )
     assert found.name == "compiled, with noise", found.reason
     jobs = with_secrets(jobs)
-    slow = NoisySequential(module, bound, None, TRAINING, NOISY)
+    slow = NoisySequential(Trainable(module, bound, click_loss, TRAINING), NOISY)
     assert_alike(
         found.train(jobs, round_id=2),
         slow.train(jobs, round_id=2),
@@ -206,7 +211,9 @@ def test_a_noisy_step_that_does_not_compile_or_to_something_else_is_not_used(
         (without_the_cut, "trains differently"),
     ):
         monkeypatch.setattr(step_module.torch, "compile", compiler)
-        found = best_noisy(module, bound, None, TRAINING, NOISY, sample=jobs, compile=True)
+        found = best_noisy(
+            Trainable(module, bound, click_loss, TRAINING), NOISY, sample=jobs, compile=True
+        )
         assert found.name == "vectorised, with noise"
         assert "as one by one" in found.reason and why in found.reason
 
@@ -219,13 +226,17 @@ def test_a_noisy_step_that_does_not_compile_or_to_something_else_is_not_used(
 def test_a_compiled_noisy_step_trains_as_one_by_one_and_leaves_out_what_is_not_finite() -> None:
     module = Clicks()
     bound, jobs = cohort(module, (9, 6, 7))
-    found = best_noisy(module, bound, None, TRAINING, NOISY, sample=jobs, compile=True)
+    found = best_noisy(
+        Trainable(module, bound, click_loss, TRAINING), NOISY, sample=jobs, compile=True
+    )
     assert found.name == "compiled, with noise", found.reason
     broken = dict(jobs[0].examples.fields)
     broken["rate"] = broken["rate"].copy()
     broken["rate"][4] = np.nan
     jobs = with_secrets([replace(jobs[0], examples=Examples(broken)), *jobs[1:]])
-    slow = NoisySequential(module, bound, None, TRAINING, NOISY).train(jobs, round_id=2)
+    slow = NoisySequential(Trainable(module, bound, click_loss, TRAINING), NOISY).train(
+        jobs, round_id=2
+    )
     fast = found.train(jobs, round_id=2)
     assert fast[0].not_finite == slow[0].not_finite > 0
     atol = 40 * NOISY.unit * TRAINING.rate * TRAINING.table_rate
@@ -238,7 +249,7 @@ def test_a_compiled_noisy_step_trains_as_one_by_one_and_leaves_out_what_is_not_f
 def test_the_same_secret_gives_the_same_bits_and_another_does_not() -> None:
     module = Clicks()
     bound, jobs = cohort(module, (9, 6))
-    fast = NoisyVectorised(module, bound, None, TRAINING, NOISY)
+    fast = NoisyVectorised(Trainable(module, bound, click_loss, TRAINING), NOISY)
     one, again = (fast.train(with_secrets(jobs), round_id=0) for _ in range(2))
     other = fast.train(with_secrets(jobs, first=9), round_id=0)
     for a, b, c in zip(one, again, other, strict=True):
@@ -267,7 +278,7 @@ def sums_of(module: nn.Module, which: np.ndarray, *, clip: float = 0.3) -> np.nd
 
     bound, (one,) = cohort(module, (12,))
     noisy = replace(NOISY, clip=clip, noise=0.01, steps=1, drawing=Everybody())
-    learner = NoisySequential(module, bound, None, TRAINING, noisy)
+    learner = NoisySequential(Trainable(module, bound, click_loss, TRAINING), noisy)
     (secret,) = with_secrets([one])
     kept = replace(secret, examples=secret.examples.take(which))
     prepared = at_hand(bound, kept)
@@ -302,15 +313,19 @@ def test_an_id_that_is_repeated_adds_up_before_the_norm() -> None:
     one.fields["history"][:] = one["item"][:, None]
     jobs = with_secrets([job(module, bound, 5, one)])
     noisy = replace(NOISY, noise=0.01, steps=2, drawing=EachExample(1.0))
-    slow = NoisySequential(module, bound, None, TRAINING, noisy).train(jobs, round_id=0)
-    fast = NoisyVectorised(module, bound, None, TRAINING, noisy).train(jobs, round_id=0)
+    slow = NoisySequential(Trainable(module, bound, click_loss, TRAINING), noisy).train(
+        jobs, round_id=0
+    )
+    fast = NoisyVectorised(Trainable(module, bound, click_loss, TRAINING), noisy).train(
+        jobs, round_id=0
+    )
     assert_alike(fast, slow, atol=1e-4)
 
 
 def test_what_is_sent_does_not_count_examples() -> None:
     module = Clicks()
     bound, jobs = cohort(module, SIZES)
-    fast = NoisyVectorised(module, bound, None, TRAINING, NOISY)
+    fast = NoisyVectorised(Trainable(module, bound, click_loss, TRAINING), NOISY)
     for trained, job_ in zip(fast.train(with_secrets(jobs), round_id=0), jobs, strict=True):
         assert trained.update.weight == 1
         for name, part in trained.update.tables.items():
@@ -328,8 +343,8 @@ def test_an_example_without_a_finite_gradient_is_left_out_alone() -> None:
     without = np.delete(np.arange(9), 4)
     jobs = with_secrets([replace(one, examples=Examples(broken))])
     for learner in (
-        NoisySequential(module, bound, None, TRAINING, noisy),
-        NoisyVectorised(module, bound, None, TRAINING, noisy),
+        NoisySequential(Trainable(module, bound, click_loss, TRAINING), noisy),
+        NoisyVectorised(Trainable(module, bound, click_loss, TRAINING), noisy),
     ):
         (found,) = learner.train(jobs, round_id=0)
         (expected,) = learner.train(
@@ -390,14 +405,16 @@ def test_an_example_on_which_the_module_fails_is_left_out_alone(
     jobs = with_secrets([replace(one, examples=Examples(broken))])
     kept = [replace(jobs[0], examples=one.examples.take(np.delete(np.arange(9), 4)))]
     for kind in (NoisySequential, NoisyVectorised):
-        learner = kind(module, bound, None, TRAINING, noisy)
+        learner = kind(Trainable(module, bound, click_loss, TRAINING), noisy)
         (found,) = learner.train(jobs, round_id=0)
         (expected,) = learner.train(kept, round_id=0)
         assert found.finite and found.not_finite == 2 and not expected.not_finite
         for a, b in zip(parts_of(found), parts_of(expected), strict=True):
             assert_allclose(a, b, atol=4 * noisy.unit * TRAINING.rate * TRAINING.table_rate)
         with pytest.raises(error, match="beyond 1"):
-            kind(module, bound, None, TRAINING, noisy, raises=True).train(jobs, round_id=0)
+            kind(Trainable(module, bound, click_loss, TRAINING), noisy, raises=True).train(
+                jobs, round_id=0
+            )
 
 
 def test_a_module_that_fails_when_it_is_tried_stops_the_run() -> None:
@@ -406,14 +423,11 @@ def test_a_module_that_fails_when_it_is_tried_stops_the_run() -> None:
     broken = {**one.examples.fields, "rate": np.full(9, 2.0, np.float32)}
     sample = [replace(one, examples=Examples(broken))]
     with pytest.raises(ValueError, match="beyond 1"):
-        best_noisy(module, bound, None, TRAINING, NOISY, sample=sample)
+        best_noisy(Trainable(module, bound, click_loss, TRAINING), NOISY, sample=sample)
     with pytest.raises(ValueError, match="beyond 1"):
         choose_noisy(
             Trainer.SEQUENTIAL,
-            module,
-            bound,
-            click_loss,
-            TRAINING,
+            Trainable(module, bound, click_loss, TRAINING),
             NOISY,
             sample=sample,
             examples=9,
@@ -439,7 +453,7 @@ def deltas(kind: type[NoisyClient], secrets: int, steps: int) -> np.ndarray:
     noisy = replace(NOISY, steps=steps, drawing=EachExample(0.05), clip=1e-3, noise=50.0)
     found = []
     for secret in range(secrets):
-        learner = NoisySequential(module, bound, None, TRAINING, noisy)
+        learner = NoisySequential(Trainable(module, bound, click_loss, TRAINING), noisy)
         prepared = at_hand(bound, replace(one, coins=Secret(secret.to_bytes(32, "big"))))
         client = kind(
             prepared,
@@ -482,7 +496,7 @@ def test_steps_that_were_not_taken_are_noticed() -> None:
     module = Clicks()
     bound, (one,) = cohort(module, (3,))
     (secret,) = with_secrets([one])
-    client = NoisySequential(module, bound, None, TRAINING, NOISY).begin(secret, 0)
+    client = NoisySequential(Trainable(module, bound, click_loss, TRAINING), NOISY).begin(secret, 0)
     with pytest.raises(MisuseError, match="0 steps"):
         client.end()
 

@@ -27,7 +27,7 @@ from tessera.learning.models.factorization import (
 )
 from tessera.learning.module_tables import Tables
 from tessera.learning.tables.submodel import Submodel, TablePart
-from tessera.learning.training.local import Job, Trained
+from tessera.learning.training.jobs import Job, Trained
 from tessera.learning.training.noisy_steps import LEAST_NOISE, NoisyClient, NoisySteps
 from tessera.learning.training.settings import LocalTraining
 from tessera.privacy.dp.guarantee import Observer, Unit

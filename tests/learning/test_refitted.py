@@ -15,7 +15,7 @@ from tessera.learning.models.refitted import Refitted, Refitter
 from tessera.learning.module_tables import Tables
 from tessera.learning.rating_models import BIAS_SHARE, INTERCEPT
 from tessera.learning.tables.submodel import Submodel, TablePart
-from tessera.learning.training.local import HomeFitting, Job
+from tessera.learning.training.jobs import HomeFitting, Job
 from tessera.learning.training.settings import LocalTraining
 
 ITEMS, USERS, COLUMNS, PENALTY = 12, 4, 3, 2.0

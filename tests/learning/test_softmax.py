@@ -22,9 +22,10 @@ from tessera.learning.module_tables import Tables
 from tessera.learning.scores import evaluate
 from tessera.learning.softmax import CANDIDATES, Softmax, log_weights, ranked
 from tessera.learning.tables.submodel import Submodel, TablePart
-from tessera.learning.training.local import Job, Sequential, prepare
+from tessera.learning.training.jobs import Job, Trainable, prepare
+from tessera.learning.training.local import Sequential
 from tessera.learning.training.settings import LocalTraining
-from tessera.learning.training.vectorised import best
+from tessera.learning.training.vectorised.check import best
 from tessera.tasks import Recommended, Task, word_task
 
 WORDS, WIDTH = 40, 5
@@ -109,7 +110,7 @@ def test_every_candidate_is_trained_and_counts_do_not_tell_which_are_own():
     own = bound.row_ids_of(examples)["words"]
     extra = np.setdiff1d(np.arange(WORDS, dtype=np.uint64), own)[:7]
     one = job(bound, net, examples, extra)
-    (found,) = Sequential(net, bound, LOSS, LocalTraining(batch=4, rate=0.1)).train(
+    (found,) = Sequential(Trainable(net, bound, LOSS, LocalTraining(batch=4, rate=0.1))).train(
         [one], round_id=0
     )
     update = found.update.tables["words"]
@@ -127,7 +128,7 @@ def test_a_client_trains_on_its_candidates_as_a_plain_program_does():
     own = bound.row_ids_of(examples)["words"]
     extra = np.setdiff1d(np.arange(WORDS, dtype=np.uint64), own)[:7]
     one = job(bound, net, examples, extra)
-    (found,) = Sequential(net, bound, LOSS, LocalTraining(batch=0, rate=0.5)).train(
+    (found,) = Sequential(Trainable(net, bound, LOSS, LocalTraining(batch=0, rate=0.5))).train(
         [one], round_id=0
     )
     rows = one.submodel.trained["words"]
@@ -157,9 +158,9 @@ def test_side_by_side_it_trains_as_one_by_one(decay):
         job(bound, net, said(c, 9 + 5 * c, own=5 + 3 * c), [c, 30, 35, 39], client=c)
         for c in range(5)
     ]
-    fast = best(net, bound, LOSS, training, sample=jobs, compile=False)
+    fast = best(Trainable(net, bound, LOSS, training), sample=jobs, compile=False)
     assert fast.name == "vectorised", fast.reason
-    slow = Sequential(net, bound, LOSS, training)
+    slow = Sequential(Trainable(net, bound, LOSS, training))
     for a, b in zip(slow.train(jobs, round_id=0), fast.train(jobs, round_id=0), strict=True):
         assert_allclose(a.update.dense, b.update.dense, atol=1e-6)
         for name, table in a.update.tables.items():

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from tessera.crypto.secret import Secret
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.module_tables import Tables
-from tessera.learning.training.local import Job, Loss, Sequential, click_loss, prepare
+from tessera.learning.training.jobs import Job, Loss, Trainable, click_loss, prepare
+from tessera.learning.training.local import Sequential
 from tessera.learning.training.settings import LocalTraining
-from tessera.learning.training.vectorised import Vectorised, traced
 from tessera.learning.training.vectorised import learner as learner_module
+from tessera.learning.training.vectorised import traced
 from tessera.learning.training.vectorised.batches import lay_out
-from tessera.learning.training.vectorised.learner import Slots
+from tessera.learning.training.vectorised.learner import Slots, Vectorised
 from tessera.learning.training.vectorised.traced import Traced
 from tests.learning import test_cohort as clicks
 from tests.learning import test_softmax as words
@@ -106,7 +107,7 @@ def test_recorded_steps_train_as_the_step_does_with_the_same_draws(case, clip, d
     module, bound, loss, jobs = CASES[case]()
     module.train()
     training = replace(TRAINING, clip=clip, weight_decay=decay)
-    plain = Vectorised(module, bound, loss, training).eager
+    plain = Vectorised(Trainable(module, bound, loss, training)).eager
     refusals: list[str] = []
     states = []
     for step in (plain, Traced(plain, refusals.append)):
@@ -135,7 +136,7 @@ def test_recorded_steps_train_as_the_step_does_with_the_same_draws(case, clip, d
 def operations(case: str) -> list[str]:
     """What the recorded step of a case runs."""
     module, bound, loss, jobs = CASES[case]()
-    step = Traced(Vectorised(module, bound, loss, TRAINING).eager, pytest.fail)
+    step = Traced(Vectorised(Trainable(module, bound, loss, TRAINING)).eager, pytest.fail)
     laid_out = lay_out(bound, TRAINING, [prepare(bound, j) for j in jobs])
     slots = Slots(bound, laid_out, len(jobs))
     for client in range(len(jobs)):
@@ -170,11 +171,11 @@ def test_a_recording_that_computes_something_else_is_not_used(monkeypatch):
     monkeypatch.setattr(traced, "simplify", wrong)
     monkeypatch.setattr(learner_module, "RECORD_FROM", 1)
     module, bound, loss, jobs = of_words()
-    learner = Vectorised(module, bound, loss, TRAINING)
+    learner = Vectorised(Trainable(module, bound, loss, TRAINING))
     found = learner.train(jobs, round_id=0)
     assert "not recorded for 3 slots" in learner.reason
     assert "trains differently" in learner.reason
-    expected = Sequential(module, bound, loss, TRAINING).train(jobs, round_id=0)
+    expected = Sequential(Trainable(module, bound, loss, TRAINING)).train(jobs, round_id=0)
     clicks.assert_same(found, expected)
 
 
@@ -182,8 +183,10 @@ def test_a_recording_that_computes_something_else_is_not_used(monkeypatch):
 def test_a_cohort_of_long_clients_trains_as_one_by_one_does(case, monkeypatch):
     monkeypatch.setattr(learner_module, "RECORD_FROM", 2)
     module, bound, loss, jobs = CASES[case]()
-    learner = Vectorised(module, bound, loss, TRAINING, slots=2)
+    learner = Vectorised(Trainable(module, bound, loss, TRAINING), slots=2)
     found = learner.train(jobs, round_id=1)
     assert not learner.reason
     assert learner._made  # something was recorded
-    clicks.assert_same(found, Sequential(module, bound, loss, TRAINING).train(jobs, round_id=1))
+    clicks.assert_same(
+        found, Sequential(Trainable(module, bound, loss, TRAINING)).train(jobs, round_id=1)
+    )

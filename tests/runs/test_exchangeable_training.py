@@ -39,7 +39,7 @@ from tessera.data.examples import ClientData, Examples
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.tables import own_rows
-from tessera.learning.training.local import Job, Trained
+from tessera.learning.training.jobs import Job, Trained
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan import Plan, PrivacyPlan, SimulationPlan, UnionPlan
 from tessera.rounds.cohorts import Cohorts

@@ -21,8 +21,8 @@ from tessera.learning.bound_model import Local, Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart
 from tessera.learning.training import row_cut
-from tessera.learning.training.local import Job, Trained
-from tessera.learning.training.noisy_local import NoisySequential
+from tessera.learning.training.jobs import Job, Trainable, Trained
+from tessera.learning.training.local import NoisySequential
 from tessera.learning.training.vectorised.noisy import NoisyVectorised
 from tessera.plan import DPPlan, NoiseFrom, Plan, UnionPlan, UpdatePlan
 from tessera.rounds.clipped_vector import ClippedVector, clipped_vector
@@ -180,7 +180,7 @@ class Client:
         self.patch.undo()
         assert self.plan.training is not None
         learner = NoisyVectorised(
-            self.module, self.bound, steep, self.plan.training, noisy_steps(self.plan)
+            Trainable(self.module, self.bound, steep, self.plan.training), noisy_steps(self.plan)
         )
         job = Job(0, self.submodel, examples, own_row(), coins=secret)
         (found,) = learner.train([job], round_id=0)
@@ -258,7 +258,8 @@ def test_an_example_without_a_finite_gradient_is_zeros_by_itself(
     plan = client.plan
     assert plan.training is not None
     for kind in (NoisyVectorised, NoisySequential):
-        learner = kind(client.module, client.bound, sick, plan.training, noisy_steps(plan))
+        model = Trainable(client.module, client.bound, sick, plan.training)
+        learner = kind(model, noisy_steps(plan))
         job = Job(0, client.submodel, data, own_row(), coins=Secret(bytes(32)))
         (found,) = learner.train([job], round_id=0)
         assert found.finite and found.not_finite == 1
@@ -272,7 +273,10 @@ def test_both_ways_of_training_clip_alike(monkeypatch: pytest.MonkeyPatch) -> No
     job = Job(0, client.submodel, data, own_row(), coins=Secret(bytes(32)))
     assert client.plan.training is not None
     found = [
-        kind(client.module, client.bound, steep, client.plan.training, noisy_steps(client.plan))
+        kind(
+            Trainable(client.module, client.bound, steep, client.plan.training),
+            noisy_steps(client.plan),
+        )
         .train([job], round_id=2)[0]
         .update
         for kind in (NoisyVectorised, NoisySequential)

@@ -11,7 +11,7 @@ from tessera.data.examples import Examples
 from tessera.data.speech import speakers_like
 from tessera.learning.module_tables import Tables
 from tessera.learning.tables.submodel import Submodel, TablePart
-from tessera.learning.training.local import Job, class_loss
+from tessera.learning.training.jobs import Job, Trainable, class_loss
 from tessera.learning.training.settings import LocalTraining
 from tessera.runs.learners import LARGE, WORTH_COMPILING, ChosenLearner, Trainer, choose
 from tessera.tasks import Recommended, word_task
@@ -36,10 +36,7 @@ def chosen(width: int, how: Trainer, examples_to_come: int = 10) -> ChosenLearne
     job = Job(0, Submodel(bound.pack(module), {}, {}), examples, coins=Secret(bytes(32)))
     return choose(
         how,
-        module,
-        bound,
-        class_loss,
-        LocalTraining(batch=2),
+        Trainable(module, bound, class_loss, LocalTraining(batch=2)),
         sample=[job],
         examples=examples_to_come,
     )
@@ -79,10 +76,7 @@ def test_a_softmax_is_not_compiled_unless_asked_for() -> None:
     )
     found = choose(
         Trainer.AUTO,
-        module,
-        bound,
-        task.loss,
-        LocalTraining(batch=2),
+        Trainable(module, bound, task.loss, LocalTraining(batch=2)),
         sample=[job],
         examples=10**9,
     )

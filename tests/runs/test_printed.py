@@ -23,7 +23,7 @@ from tessera.learning.averaging import TableMean
 from tessera.learning.bound_model import Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.tables.submodel import Submodel, TablePart
-from tessera.learning.training.local import Job
+from tessera.learning.training.jobs import Job, Trainable
 from tessera.learning.training.settings import LocalTraining
 from tessera.learning.training.vectorised.noisy import NoisyVectorised
 from tessera.plan import DPPlan, NoiseFrom, Plan, TaskPlan
@@ -79,7 +79,7 @@ def moved_by(section: DPPlan, subjects: list[int], secret: int, rows: int = 4_00
     every = np.arange(rows, dtype=np.uint64)
     values = np.zeros((rows, 1), np.float32)
     noisy = replace(noisy_steps(plan), steps=1)
-    learner = NoisyVectorised(module, bound, steep_loss, plan.training, noisy)
+    learner = NoisyVectorised(Trainable(module, bound, steep_loss, plan.training), noisy)
     job = Job(
         0,
         Submodel(np.zeros(0, np.float32), {TABLE: TablePart(every, values)}, {TABLE: every}),

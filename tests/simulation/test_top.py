@@ -17,7 +17,7 @@ from tessera.data.examples import ClientData, Examples
 from tessera.learning.compression import signed
 from tessera.learning.metrics import ClassMetric
 from tessera.learning.module_tables import Tables
-from tessera.learning.training.local import class_loss
+from tessera.learning.training.jobs import class_loss
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan import SimulationPlan, UpdatePlan
 from tessera.rounds import encode

@@ -36,7 +36,7 @@ from tessera.ids import SERVER, RoundId
 from tessera.learning.bound_model import BoundModel, Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart
-from tessera.learning.training.local import Job
+from tessera.learning.training.jobs import Job, Trainable
 from tessera.learning.training.noisy_steps import NoisySteps
 from tessera.learning.training.row_cut import RowCut
 from tessera.learning.training.vectorised.noisy import NoisyVectorised
@@ -119,7 +119,9 @@ def observe_rows(
     part = TablePart(every, np.zeros((rows, 1), np.float32))
     submodel = Submodel(np.zeros(1, np.float32), {TABLE: part}, {TABLE: every})
     assert plan.training is not None
-    learner = NoisyVectorised(module, bound, steep_loss, plan.training, index_steps(plan))
+    learner = NoisyVectorised(
+        Trainable(module, bound, steep_loss, plan.training), index_steps(plan)
+    )
     local = section.trust is NoiseFrom.LOCAL
 
     def trained(which: Mask, at: int) -> list[ModelUpdate]:

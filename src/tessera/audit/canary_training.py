@@ -30,7 +30,7 @@ from tessera.ids import SERVER, ClientId, RoundId, StageId, TableId
 from tessera.learning.bound_model import BoundModel, Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
-from tessera.learning.training.local import Job, Trained
+from tessera.learning.training.jobs import Job, Trainable, Trained
 from tessera.learning.training.noisy_steps import EachExample, NoisySteps
 from tessera.learning.training.settings import LocalTraining
 from tessera.learning.training.vectorised.noisy import NoisyVectorised
@@ -86,7 +86,7 @@ MakeLearner = Callable[[nn.Module, BoundModel, NoisySteps], Trains]
 
 
 def real_learner(module: nn.Module, bound: BoundModel, noisy: NoisySteps) -> Trains:
-    return NoisyVectorised(module, bound, steep_loss, TRAINING, noisy)
+    return NoisyVectorised(Trainable(module, bound, steep_loss, TRAINING), noisy)
 
 
 class PrintedCanaries:
@@ -106,7 +106,9 @@ class PrintedCanaries:
                 raise MisuseError("canaries: the plan's batches are not a paper's")
             size = max(1, round(self.share * len(job.examples)))
             noisy = replace(self.noisy, drawing=replace(batches, size=size))
-            learner = NoisyVectorised(self.module, self.bound, steep_loss, TRAINING, noisy)
+            learner = NoisyVectorised(
+                Trainable(self.module, self.bound, steep_loss, TRAINING), noisy
+            )
             found += learner.train([job], round_id=round_id)
         return found
 

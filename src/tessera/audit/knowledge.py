@@ -24,7 +24,7 @@ from tessera.errors import ConfigError
 from tessera.ids import ClientId
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.tables.own_rows import first_rows
-from tessera.learning.training.local import drawn
+from tessera.learning.training.jobs import drawn
 from tessera.plan import Plan
 from tessera.privacy.index.posterior import Floats
 from tessera.tasks import Task

@@ -368,3 +368,26 @@ def _positions(ids: npt.NDArray[np.int64], rows: Ids, table: BoundTable) -> npt.
     if not (there | (ids < 0)).all():
         raise MisuseError(f"table {table.name!r}: a batch needs a row that is not at hand")
     return np.where(there, at, NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class TableGroup:
+    """Tables that share fields, hence positions: one list of rows per step serves them all."""
+
+    tables: tuple[BoundTable, ...]
+    fields: tuple[str, ...]
+
+
+def table_groups(bound: BoundModel) -> tuple[TableGroup, ...]:
+    """The tables by the fields they share, directly or through others."""
+    found: list[tuple[list[BoundTable], set[str]]] = []
+    for table in bound.tables:
+        tables, fields = [table], set(table.fields)
+        apart = []
+        for other in found:
+            if fields & other[1]:
+                tables, fields = other[0] + tables, fields | other[1]
+            else:
+                apart.append(other)
+        found = [*apart, (tables, fields)]
+    return tuple(TableGroup(tuple(tables), tuple(sorted(fields))) for tables, fields in found)

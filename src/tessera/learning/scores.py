@@ -17,7 +17,7 @@ from tessera.errors import MisuseError
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.softmax import ranked
 from tessera.learning.tables.arrays import Floats, Ids
-from tessera.learning.training.local import tensor
+from tessera.learning.training.jobs import tensor
 
 AT_ONCE: Final = 1 << 24
 """Logits of a softmax that are held at a time: 64 MB."""

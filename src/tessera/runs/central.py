@@ -27,6 +27,7 @@ from tessera.learning.scores import evaluate
 from tessera.learning.tables.arrays import read_npz
 from tessera.learning.tables.own_rows import OwnRows
 from tessera.learning.tables.table import StoredTable
+from tessera.learning.training.jobs import Trainable
 from tessera.learning.training.pooled import CentralTrainer, round_size
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan import Plan
@@ -70,10 +71,9 @@ class CentralTraining:
         if settings.weight_decay is not None:
             training = replace(training, weight_decay=settings.weight_decay)
         self.central = CentralTrainer(
-            self.module,
-            self.bound,
-            task.loss,
-            replace(training, table_rate=1.0),  # it is for clients' few examples
+            Trainable(
+                self.module, self.bound, task.loss, replace(training, table_rate=1.0)
+            ),  # it is for clients' few examples
             examples=task.data.train,
             tables={t.name: self._begins(t, entropy) for t in self.bound.tables},
             coins=entropy.secret(Label.CENTRAL_COINS, plan.federation),

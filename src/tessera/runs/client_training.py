@@ -18,7 +18,7 @@ from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
-from tessera.learning.training.local import Job, Learner, Trained, drawn
+from tessera.learning.training.jobs import Job, Learner, Trained, drawn
 from tessera.learning.training.settings import FAILURES, LocalTraining
 from tessera.plan import Plan
 from tessera.rounds.clipped_vector import clipped_update, noisy_update

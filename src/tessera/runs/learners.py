@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from math import prod
 from typing import Final
 
-from torch import nn
-
 from tessera.errors import ConfigError
-from tessera.learning.bound_model import BoundModel
-from tessera.learning.training.local import Job, Learner, Loss, Sequential
-from tessera.learning.training.noisy_local import NoisySequential
+from tessera.learning.training.jobs import Job, Learner, Trainable
+from tessera.learning.training.local import NoisySequential, Sequential
 from tessera.learning.training.noisy_steps import NoisySteps
-from tessera.learning.training.settings import LocalTraining
-from tessera.learning.training.vectorised import best
-from tessera.learning.training.vectorised.noisy import best_noisy, tried
+from tessera.learning.training.vectorised.check import best, best_noisy, tried
 
 WORTH_COMPILING: Final = 1_000_000
 """Examples that a run still trains on, from which the minute of a compilation comes back.
@@ -52,10 +46,7 @@ class ChosenLearner:
 
 def choose(
     how: Trainer,
-    module: nn.Module,
-    bound: BoundModel,
-    loss: Loss,
-    training: LocalTraining,
+    model: Trainable,
     *,
     sample: list[Job],
     examples: int,
@@ -63,27 +54,25 @@ def choose(
 ) -> ChosenLearner:
     """A learner, and the reason for it in words; `examples` is how many the run will train on."""
     if noisy is not None:
-        return choose_noisy(
-            how, module, bound, loss, training, noisy, sample=sample, examples=examples
-        )
+        return choose_noisy(how, model, noisy, sample=sample, examples=examples)
     if how is Trainer.SEQUENTIAL:
-        return ChosenLearner(Sequential(module, bound, loss, training), "asked for")
-    weights = sum(prod(shape) for _, shape in bound.dense)
+        return ChosenLearner(Sequential(model), "asked for")
+    weights = model.bound.dense_size
     if how is Trainer.AUTO and weights >= LARGE:
         reason = f"{weights:,} dense weights: side by side they do not fit the cache"
-        return ChosenLearner(Sequential(module, bound, loss, training), reason)
+        return ChosenLearner(Sequential(model), reason)
     if how is Trainer.COMPILED:
         why_not = ""
     elif how is Trainer.VECTORISED:
         why_not = "compiling was not asked for"
-    elif bound.candidates is not None:
+    elif model.bound.candidates is not None:
         # A minute for every number of candidates, of which there are a dozen or more.
         why_not = "compiling does not pay where every client has its own number of candidates"
     elif examples < WORTH_COMPILING:
         why_not = f"compiling does not pay for the {examples:,} examples to come"
     else:
         why_not = ""
-    learner = best(module, bound, loss, training, sample=sample, compile=not why_not)
+    learner = best(model, sample=sample, compile=not why_not)
     if why_not and learner.name == "vectorised":
         return ChosenLearner(learner, f"{learner.reason}; {why_not}")
     if how is Trainer.COMPILED and learner.name != "compiled":
@@ -92,22 +81,14 @@ def choose(
 
 
 def choose_noisy(
-    how: Trainer,
-    module: nn.Module,
-    bound: BoundModel,
-    loss: Loss,
-    training: LocalTraining,
-    noisy: NoisySteps,
-    *,
-    sample: list[Job],
-    examples: int,
+    how: Trainer, model: Trainable, noisy: NoisySteps, *, sample: list[Job], examples: int
 ) -> ChosenLearner:
     """The same where there is noise in every step."""
     if how is Trainer.SEQUENTIAL:
-        tried(module, bound, loss, training, noisy, sample=sample)
-        return ChosenLearner(NoisySequential(module, bound, loss, training, noisy), "asked for")
+        tried(model, noisy, sample=sample)
+        return ChosenLearner(NoisySequential(model, noisy), "asked for")
     compiled = how is Trainer.COMPILED or (how is Trainer.AUTO and examples >= WORTH_COMPILING)
-    learner = best_noisy(module, bound, loss, training, noisy, sample=sample, compile=compiled)
+    learner = best_noisy(model, noisy, sample=sample, compile=compiled)
     if how is Trainer.COMPILED and not learner.name.startswith("compiled"):
         raise not_compiled(learner.reason)
     return ChosenLearner(learner, learner.reason)

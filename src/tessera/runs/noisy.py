@@ -12,7 +12,7 @@ from tessera.crypto.secret import Secret
 from tessera.data.examples import SUBJECT, Examples
 from tessera.errors import ConfigError
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.training.local import PreparedJob
+from tessera.learning.training.jobs import PreparedJob
 from tessera.learning.training.noisy_steps import Drawing, EachExample, NoisySteps, StepBatch
 from tessera.learning.training.row_cut import RowCut, aimed_at, places_in
 from tessera.plan import NoiseFrom, Plan

@@ -38,7 +38,7 @@ from tessera.learning.tables.spec import TableSpec
 from tessera.learning.tables.store import ModelStore
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
 from tessera.learning.tables.table import LazyTable, StoredTable
-from tessera.learning.training.local import HomeFitting, Job
+from tessera.learning.training.jobs import HomeFitting, Job, Trainable
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan import Metrics, NoisyRows, Plan, TablePlan, UnionPlan
 from tessera.plan.dp import SETUP_SHARE, row_list_of, trained_with
@@ -384,10 +384,7 @@ class Training:
             mean = noisy.steps * noisy.batch
         return choose(
             self.trainer,
-            self.module,
-            self.bound,
-            self.task.loss,
-            training,
+            Trainable(self.module, self.bound, self.task.loss, training),
             sample=[self.job(c, self._whole(c)) for c in self.clients.eligible[:3]],
             examples=int(self._to_come * self.plan.cohort * mean),
             noisy=noisy,

@@ -17,8 +17,8 @@ from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.tables.own_rows import first_rows
 from tessera.learning.tables.submodel import Submodel, TablePart
-from tessera.learning.training.local import Learner, Sequential
-from tessera.learning.training.noisy_local import NoisySequential
+from tessera.learning.training.jobs import Learner, Trainable
+from tessera.learning.training.local import NoisySequential, Sequential
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import PeriodStore
 from tessera.rounds.local_state import LocalState
@@ -53,9 +53,9 @@ def task_maker(bundle: Bundle, data: Path | None, entropy: Entropy) -> ClientMak
     if noisy and task.noisy_learner is not None:
         learner = task.noisy_learner(bound, training, noisy_steps(plan))
     elif noisy:
-        learner = NoisySequential(module, bound, task.loss, training, noisy_steps(plan))
+        learner = NoisySequential(Trainable(module, bound, task.loss, training), noisy_steps(plan))
     elif task.learner is None:
-        learner = Sequential(module, bound, task.loss, training)
+        learner = Sequential(Trainable(module, bound, task.loss, training))
     else:
         learner = task.learner(bound, training)
     client_training = ClientTraining(plan, bound, training, learner)

@@ -31,7 +31,7 @@ from tessera.learning.module_tables import Tables
 from tessera.learning.rating_models import FACTORS, NO_MASK, refit_penalty
 from tessera.learning.softmax import Softmax
 from tessera.learning.task_setup import RatingSetup
-from tessera.learning.training.local import Learner, class_loss
+from tessera.learning.training.jobs import Learner, class_loss
 from tessera.learning.training.noisy_steps import NoisySteps
 from tessera.learning.training.settings import LocalTraining
 from tessera.tasks.task import Recommended, Task

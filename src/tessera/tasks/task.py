@@ -25,7 +25,7 @@ from tessera.learning.module_tables import Tables
 from tessera.learning.softmax import Softmax, ranked
 from tessera.learning.tables.arrays import Floats, Ids
 from tessera.learning.task_setup import Setup
-from tessera.learning.training.local import Learner, Loss, click_loss, tensor
+from tessera.learning.training.jobs import Learner, Loss, click_loss, tensor
 from tessera.learning.training.noisy_steps import NoisySteps
 from tessera.learning.training.pooled import Optimizer
 from tessera.learning.training.settings import LocalTraining

@@ -27,7 +27,7 @@ from tessera.learning.bound_model import BoundModel
 from tessera.learning.rating_models import BASE, BIAS_SHARE, ITEMS, USER_START, USERS
 from tessera.learning.tables.arrays import Floats, places
 from tessera.learning.tables.submodel import ModelUpdate, TablePart, TableUpdate
-from tessera.learning.training.local import Job, PreparedJob, Trained
+from tessera.learning.training.jobs import Job, PreparedJob, Trained
 from tessera.learning.training.noisy_steps import (
     SHORTER,
     Ints,

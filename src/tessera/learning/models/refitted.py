@@ -28,7 +28,7 @@ from tessera.learning.models.private import solved
 from tessera.learning.rating_models import BASE, BIAS_SHARE, INTERCEPT, ITEMS, USER_START, USERS
 from tessera.learning.tables.arrays import Floats, places
 from tessera.learning.tables.submodel import ModelUpdate, TablePart, TableUpdate
-from tessera.learning.training.local import Job, Trained
+from tessera.learning.training.jobs import Job, Trained
 from tessera.learning.training.settings import LocalTraining
 
 

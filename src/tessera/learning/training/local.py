@@ -1,268 +1,226 @@
-"""Local training: a client's submodel and examples in, the deltas of its rows out.
+"""Learners that train one client after the other, for any module: what faster ways are held to.
 
-    prepare -> PreparedJob the succinct training set as positions among the rows it needs
-    Sequential             the reference trainer, one client after the other, for any module
-    finish  -> Trained     deltas and counts, aligned with the rows the client may train
+A step of `Sequential`: the mean loss over the batch's examples; its gradient for the dense part and
+for all rows, local ones too; scaled down together if its norm is over `clip`; then `weight_decay`
+times the value is added where the batch touches (the dense part, and the rows its ids name); then
+the rate of the round, for rows times `table_rate` (all of `LocalTraining`).
 
-`vectorised/` trains many clients at once by the same interface and shares everything but the loop.
-
-A step: the mean loss over the batch's examples; its gradient for the dense part and for all rows,
-local ones too; scaled down together if its norm is over `clip`; then `weight_decay` times the value
-is added where the batch touches (the dense part, and the rows its ids name); then the rate of the
-round, for rows times `table_rate` (all of `LocalTraining`).
+`NoisySequential` takes steps with noise instead: `noisy_steps.py` says what they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from tessera.crypto.coins import CoinStream
 from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
-from tessera.data.examples import LABEL, Examples
-from tessera.errors import ConfigError, MisuseError
-from tessera.learning.bound_model import Batch, BoundModel, BoundTable
-from tessera.learning.softmax import CANDIDATES, log_weights
-from tessera.learning.tables.arrays import Floats, Ids
-from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
-from tessera.learning.training.settings import LocalTraining
-
-Loss: TypeAlias = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
-"""(what the module gave, the batch) -> one loss per example."""
-
-
-def click_loss(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-    """The default: binary cross-entropy of logits (B,) against the 0/1 labels."""
-    return F.binary_cross_entropy_with_logits(output, batch[LABEL], reduction="none")
-
-
-def class_loss(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-    """For classes: cross-entropy of logits (B, classes) against the number of the right one."""
-    return F.cross_entropy(output, batch[LABEL].long(), reduction="none")
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One client's part of a round: all its own examples, and its local rows by table name.
-
-    `coins` are what the client draws from in this round: the order of its batches, dropout masks,
-    noise. They follow from its own secrets, never from its number or a public seed: who can draw
-    the same knows from a group's sums whose they are.
-    """
-
-    client: int
-    submodel: Submodel
-    examples: Examples
-    local: Mapping[str, TablePart] = field(default_factory=dict)
-    coins: Secret = field(kw_only=True, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """What a client's training gave.
-
-    `loss` is the mean over all examples (each before its own step, in every epoch), `examples` how
-    many were left after the cut. Not `finite`: a loss or a parameter was NaN or infinite; the
-    update is then zeros with weight 0, and the local rows are as they were. With noise,
-    `not_finite` counts groups of examples that were left out alone, for a gradient that was not,
-    and `most` is the most examples of one person in a batch, where noise goes by it. `failed` says
-    why there is nothing but zeros, if training raised an error.
-    """
-
-    update: ModelUpdate
-    local: Mapping[str, TablePart]
-    loss: float
-    examples: int
-    finite: bool = True
-    not_finite: int = 0
-    most: int = 0
-    failed: str = ""
-
-
-class Learner(Protocol):
-    """Trains jobs of one round; the same coins give the same order of examples."""
-
-    name: str
-
-    def train(self, jobs: Sequence[Job], *, round_id: int) -> list[Trained]: ...
-
-
-@runtime_checkable
-class HomeFitting(Protocol):
-    """A learner whose clients' own rows follow from the model they were sent and their examples."""
-
-    def fitted(self, jobs: Sequence[Job]) -> list[Mapping[str, TablePart]]:
-        """Every client's local rows, fitted to the model of its job; nothing is sent."""
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedJob:
-    """A job as arrays. Per table (fetched, derived and local): the rows its examples need.
-
-    `rows` ids ascending; `values` (max(k, 1), d), so that a module may look up row 0 for a masked
-    id even where no row is needed; `counts` (k,) the examples that involve each row; `places` where
-    the rows sit among the trained ones, or among the client's local rows. `shared` are what a batch
-    has of all its examples together: the weights of a softmax's candidates.
-    """
-
-    job: Job
-    batch: Batch = field(repr=False)
-    examples: int
-    rows: Mapping[str, Ids] = field(repr=False)
-    values: Mapping[str, Floats] = field(repr=False)
-    counts: Mapping[str, npt.NDArray[np.int64]] = field(repr=False)
-    places: Mapping[str, npt.NDArray[np.int64]] = field(repr=False)
-    shared: Mapping[str, Floats] = field(default_factory=dict, repr=False)
-
-
-def prepare(bound: BoundModel, job: Job) -> PreparedJob:
-    """Cut the examples to what may be trained, and gather the rows that are then needed."""
-    trained = job.submodel.trained
-    examples = bound.cut(job.examples, trained)
-    softmax = bound.candidates
-    rows = bound.all_row_ids_of(examples, None if softmax is None else trained[softmax.root])
-    batch = bound.positions(examples, rows)
-    values, counts, places = {}, {}, {}
-    for table in bound.tables:
-        ids = rows[table.name]
-        at_hand = job.local if table.local else job.submodel.tables
-        if table.name not in at_hand or (not table.local and table.name not in trained):
-            raise MisuseError(f"client {job.client}: table {table.name!r} is missing in its job")
-        part = at_hand[table.name]
-        source = part.ids if table.local else trained[table.name]
-        if not (_holds(source, ids) and _holds(part.ids, ids)):
-            raise MisuseError(
-                f"client {job.client}, table {table.name!r}: an example needs a row that was not "
-                "fetched, or that does not follow from the trained rows"
-            )
-        values[table.name] = (
-            part.of(ids).astype(np.float32, copy=False)
-            if ids.size
-            else np.zeros((1, table.width), np.float32)
-        )
-        counts[table.name] = bound.involved(batch, table.name, ids.size)
-        places[table.name] = np.searchsorted(source, ids)
-    shared = {}
-    if softmax is not None:
-        own = bound.row_ids_of(job.examples)[softmax.root]
-        shared[CANDIDATES] = log_weights(softmax.rows, rows[softmax.root], own)
-    return PreparedJob(job, batch, len(examples), rows, values, counts, places, shared)
-
-
-def finish(
-    bound: BoundModel,
-    prepared: PreparedJob,
-    dense: Floats,
-    values: Mapping[str, Floats],
-    losses: Floats,
-) -> Trained:
-    """The outcome of a client, from its dense part and rows after training and all its losses."""
-    job, n = prepared.job, prepared.examples
-    if n == 0:
-        return nothing_of(bound, prepared, loss=float("nan"), finite=True)
-    every = (dense, losses, *values.values())
-    if not all(np.isfinite(array).all() for array in every):
-        return nothing_of(bound, prepared, loss=float("nan"), finite=False)
-    updates, local = {}, {}
-    for table in bound.tables:
-        name, k = table.name, prepared.rows[table.name].size
-        if table.local:
-            part = job.local[name]
-            own = part.values.copy()
-            own[prepared.places[name]] = values[name][:k]
-            local[name] = TablePart(part.ids, own)
-            continue
-        update = _zeros(job.submodel.trained[name].size, table.width)
-        update.values[prepared.places[name]] = values[name][:k] - prepared.values[name][:k]
-        update.counts[prepared.places[name]] = prepared.counts[name]
-        updates[name] = update
-    return Trained(
-        ModelUpdate(dense - job.submodel.dense, n, updates),
-        {**job.local, **local},
-        loss=float(losses.mean(dtype=np.float64)),
-        examples=n,
-    )
-
-
-def order(coins: Secret, epoch: int, n: int) -> npt.NDArray[np.int64]:
-    """The order in which a client goes through its examples; every learner uses this one."""
-    return CoinStream(Stream.of(coins, Label.EXAMPLE_ORDER, epoch)).permutation(n)
-
-
-def drawn(examples: Examples, most: int, coins: Secret) -> Examples:
-    """A client's examples of one round: `most` of all it has, drawn anew in each; 0: all."""
-    if not 0 < most < len(examples):
-        return examples
-    shuffled = CoinStream(Stream.of(coins, Label.EXAMPLES_DRAWN)).permutation(len(examples))
-    return examples.take(np.sort(shuffled[:most]))
+from tessera.errors import ConfigError
+from tessera.learning.bound_model import BoundTable, table_groups
+from tessera.learning.tables.arrays import Floats
+from tessera.learning.training.jobs import (
+    Job,
+    Loss,
+    PreparedJob,
+    Trainable,
+    Trained,
+    finish,
+    order,
+    prepare,
+    tensor,
+)
+from tessera.learning.training.noisy_steps import (
+    SHORTER,
+    Ints,
+    NoisyClient,
+    NoisySteps,
+    StepBatch,
+    at_hand,
+    client_kind,
+    fresh_rows,
+)
 
 
 class Sequential:
-    """One client after the other, with the module as it is: slow, and what others are held to."""
+    """One client after the other, with the module as it is; `reason` says why nothing faster."""
 
     name = "one by one"
 
-    def __init__(
-        self, module: nn.Module, bound: BoundModel, loss: Loss | None, training: LocalTraining
-    ) -> None:
-        self.module = module
-        self.bound = bound
-        self.loss = loss or click_loss
-        self.training = training
+    def __init__(self, model: Trainable, *, reason: str = "") -> None:
+        self.model = model
+        self.reason = reason
 
     def train(self, jobs: Sequence[Job], *, round_id: int) -> list[Trained]:
         """Each job by itself: the outcome does not depend on the others, nor on their order."""
-        with train_mode(self.module):
+        with train_mode(self.model.module):
             return [self._train(job, round_id) for job in jobs]
 
     def _train(self, job: Job, round_id: int) -> Trained:
-        training = self.training
-        prepared = prepare(self.bound, job)
-        batch = {name: tensor(column) for name, column in prepared.batch.items()}
-        shared = {name: tensor(values) for name, values in prepared.shared.items()}
-        dense = torch.from_numpy(np.array(job.submodel.dense, np.float32))
-        rows = {name: torch.from_numpy(values.copy()) for name, values in prepared.values.items()}
-        losses = [torch.empty(0)]
+        prepared = prepare(self.model.bound, job)
         with dropout_from(job.coins):
-            for epoch in range(training.epochs):
-                n = prepared.examples
-                shuffled = torch.from_numpy(order(job.coins, epoch, n))
-                size = training.batch or max(n, 1)
-                for start in range(0, n, size):
-                    which = shuffled[start : start + size]
-                    step = {name: column[which] for name, column in batch.items()} | shared
-                    losses.append(self.step(dense, rows, step, training.rate_in(round_id)))
-        return finish(
-            self.bound,
-            prepared,
-            dense.numpy(),
-            {name: values.numpy() for name, values in rows.items()},
-            torch.cat(losses).numpy(),
-        )
+            dense, rows, losses = self.descend(prepared, round_id)
+        return finish(self.model.bound, prepared, dense, rows, losses)
 
-    def step(
+    def descend(
+        self, prepared: PreparedJob, round_id: int, kind: torch.dtype | None = None
+    ) -> tuple[Floats, dict[str, Floats], Floats]:
+        """All steps of a client: its dense part and rows afterwards, and the losses before each.
+
+        With `kind` floats are of another precision than they come in.
+        """
+        training, n = self.model.training, prepared.examples
+
+        def own(values: Tensor) -> Tensor:
+            return values if kind is None or not values.is_floating_point() else values.to(kind)
+
+        batch = {name: own(tensor(column)) for name, column in prepared.batch.items()}
+        shared = {name: own(tensor(values)) for name, values in prepared.shared.items()}
+        dense = own(torch.from_numpy(np.array(prepared.job.submodel.dense, np.float32)))
+        rows = {name: own(torch.from_numpy(v.copy())) for name, v in prepared.values.items()}
+        losses = [own(torch.empty(0))]
+        for epoch in range(training.epochs):
+            shuffled = torch.from_numpy(order(prepared.job.coins, epoch, n))
+            size = training.batch or max(n, 1)
+            for start in range(0, n, size):
+                which = shuffled[start : start + size]
+                step = {name: column[which] for name, column in batch.items()} | shared
+                losses.append(self._step(dense, rows, step, training.rate_in(round_id)))
+        after: dict[str, Floats] = {name: values.numpy() for name, values in rows.items()}
+        return dense.numpy(), after, torch.cat(losses).numpy()
+
+    def _step(
         self, dense: Tensor, rows: Mapping[str, Tensor], batch: dict[str, Tensor], rate: float
     ) -> Tensor:
         """One step of gradient descent, in place; the losses before it."""
-        found = gradients(
-            self.module, self.bound, self.loss, self.training, dense=dense, rows=rows, batch=batch
-        )
+        found = gradients(self.model, dense=dense, rows=rows, batch=batch)
         with torch.no_grad():
-            for name, view in self.bound.unpack(dense).items():
+            for name, view in self.model.bound.unpack(dense).items():
                 view.sub_(found.dense[name], alpha=rate)
             for name, values in rows.items():
-                values.sub_(found.rows[name], alpha=rate * self.training.table_rate)
+                values.sub_(found.rows[name], alpha=rate * self.model.training.table_rate)
         return found.losses
+
+
+class NoisySequential:
+    """One client and one group after the other, by plain automatic differentiation.
+
+    A group on which the module fails counts as zeros, as one without a finite gradient does: if it
+    ended the client's training, one example could take all others with it, which no number allows
+    for. With `raises` the error is raised instead: where a module is tried, not trained.
+    """
+
+    name = "one by one, with noise"
+
+    def __init__(
+        self, model: Trainable, noisy: NoisySteps, *, reason: str = "", raises: bool = False
+    ) -> None:
+        self.model, self.noisy = model, noisy
+        self.reason, self.raises = reason, raises
+
+    def train(self, jobs: Sequence[Job], *, round_id: int) -> list[Trained]:
+        """Each job by itself."""
+        with train_mode(self.model.module):
+            return [self._train(job, round_id) for job in jobs]
+
+    def _train(self, job: Job, round_id: int) -> Trained:
+        client = self.begin(job, round_id)
+        with dropout_from(job.coins):
+            for _ in range(self.noisy.steps):
+                self.step(client)
+        client.end()
+        return client.outcome(self.model.bound)
+
+    def begin(self, job: Job, round_id: int) -> NoisyClient:
+        prepared = at_hand(self.model.bound, job)
+        return client_kind(self.noisy)(
+            prepared,
+            self.model.training,
+            self.noisy,
+            round_id=round_id,
+            dense=torch.from_numpy(np.array(job.submodel.dense, np.float32)),
+            rows={n: torch.from_numpy(fresh_rows(prepared, n)) for n in prepared.values},
+        )
+
+    def step(self, client: NoisyClient) -> None:
+        """One step: draw, settle, add up what each group gives, and take it."""
+        drawn = client.draw()
+        batch = {
+            name: tensor(column[drawn.which]) for name, column in client.prepared.batch.items()
+        }
+        touched = {
+            table.name: touched_rows([batch[f].numpy() for f in group.fields])
+            for group in table_groups(self.model.bound)
+            for table in group.tables
+        }
+        for name, rows in touched.items():
+            client.settle(name, rows)
+        dense = torch.zeros(client.dense.shape, dtype=torch.float64)
+        sums = {
+            name: torch.zeros(len(rows), client.rows[name].shape[1], dtype=torch.float64)
+            for name, rows in touched.items()
+        }
+        for group in range(drawn.many):
+            self._add(client, batch, drawn, group, dense, touched, sums)
+        client.take(dense, {name: (rows, sums[name]) for name, rows in touched.items()})
+
+    def _add(
+        self,
+        client: NoisyClient,
+        batch: Mapping[str, Tensor],
+        drawn: StepBatch,
+        group: int,
+        dense: Tensor,
+        touched: Mapping[str, Ints],
+        sums: Mapping[str, Tensor],
+    ) -> None:
+        """Add a group's clipped gradient, in integers towards zero: no part of it grows."""
+        noisy, bound = self.noisy, self.model.bound
+        own = torch.from_numpy(drawn.groups == group)
+        try:
+            losses, _, ups = _ascent(
+                self.model,
+                dense=client.dense,
+                rows=client.rows,
+                batch={n: x[own] for n, x in batch.items()},
+                summed=True,
+            )
+        except Exception:  # whatever it was: zeros without the client's noise would show it
+            if self.raises:
+                raise
+            client.not_finite += 1
+            return
+        client.losses.append(losses)
+        count = len(bound.dense)
+        if noisy.only_clips:
+            factors = [1.0] * count
+            factors += [0.0 if t.local else noisy.row_weight for t in bound.tables]
+            ups = [up * factor for up, factor in zip(ups, factors, strict=True)]
+        norm = torch.sqrt(sum((up.square().sum() for up in ups), torch.zeros(())))
+        if not torch.isfinite(norm):
+            client.not_finite += 1
+            return
+        scale = float((noisy.clip / norm).clamp(max=1.0)) * SHORTER / noisy.unit
+        parts = [(up * scale).trunc() for up in ups]
+        dense += torch.cat([torch.empty(0), *(p.reshape(-1) for p in parts[:count])])
+        for table, part in zip(bound.tables, parts[count:], strict=True):
+            sums[table.name].add_(part[torch.from_numpy(touched[table.name])])
+
+
+def touched_rows(columns: Sequence[Ints]) -> Ints:
+    """The rows that ids of a batch name, ascending and once each."""
+    every = np.concatenate([np.empty(0, np.int64), *(column.reshape(-1) for column in columns)])
+    return np.unique(every[every >= 0])
+
+
+# --- gradients ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,42 +233,53 @@ class Gradients:
 
 
 def gradients(
-    module: nn.Module,
-    bound: BoundModel,
-    loss: Loss,
-    training: LocalTraining,
-    *,
-    dense: Tensor,
-    rows: Mapping[str, Tensor],
-    batch: dict[str, Tensor],
+    model: Trainable, *, dense: Tensor, rows: Mapping[str, Tensor], batch: dict[str, Tensor]
 ) -> Gradients:
     """The gradient of the batch's mean loss, clipped as a whole, then with weight decay."""
-    weights = {name: view.detach() for name, view in bound.unpack(dense).items()}
-    tables = {table.parameter: rows[table.name].detach() for table in bound.tables}
-    leaves = [leaf.requires_grad_() for leaf in (*weights.values(), *tables.values())]
-    losses = example_losses(module, loss, weights | tables, batch)
-    found = torch.autograd.grad(losses.mean(), leaves, allow_unused=True)
-    ups = [
-        torch.zeros_like(leaf) if up is None else (up.to_dense() if up.is_sparse else up)
-        for leaf, up in zip(leaves, found, strict=True)
-    ]
+    training, tables = model.training, model.bound.tables
+    losses, leaves, ups = _ascent(model, dense=dense, rows=rows, batch=batch)
+    names = [name for name, _ in model.bound.dense]
     with torch.no_grad():
         if training.clip:
             norm = torch.sqrt(sum((up.square().sum() for up in ups), torch.zeros(())))
             ups = [up * (training.clip / norm).clamp(max=1.0) for up in ups]
         if training.weight_decay:
-            touched = [torch.ones(())] * len(weights)
-            touched += [_touched(batch, table, rows[table.name]) for table in bound.tables]
+            touched = [torch.ones(())] * len(names)
+            touched += [_touched(batch, table, rows[table.name]) for table in tables]
             ups = [
                 up + training.weight_decay * leaf * where
                 for leaf, up, where in zip(leaves, ups, touched, strict=True)
             ]
-    names = (*weights, *(table.name for table in bound.tables))
     return Gradients(
-        losses.detach(),
-        dict(zip(names[: len(weights)], ups[: len(weights)], strict=True)),
-        dict(zip(names[len(weights) :], ups[len(weights) :], strict=True)),
+        losses,
+        dict(zip(names, ups[: len(names)], strict=True)),
+        dict(zip((table.name for table in tables), ups[len(names) :], strict=True)),
     )
+
+
+def _ascent(
+    model: Trainable,
+    *,
+    dense: Tensor,
+    rows: Mapping[str, Tensor],
+    batch: dict[str, Tensor],
+    summed: bool = False,
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """A batch's losses; then all parameters, dense ones and then tables, and the gradient of each.
+
+    The gradient is that of the mean loss, or of the sum.
+    """
+    weights = {name: view.detach() for name, view in model.bound.unpack(dense).items()}
+    tables = {table.parameter: rows[table.name].detach() for table in model.bound.tables}
+    leaves = [leaf.requires_grad_() for leaf in (*weights.values(), *tables.values())]
+    losses = example_losses(model.module, model.loss, weights | tables, batch)
+    whole = losses.sum() if summed else losses.mean()
+    found = torch.autograd.grad(whole, leaves, allow_unused=True)
+    ups = [
+        torch.zeros_like(leaf) if up is None else (up.to_dense() if up.is_sparse else up)
+        for leaf, up in zip(leaves, found, strict=True)
+    ]
+    return losses.detach(), leaves, ups
 
 
 def example_losses(
@@ -332,9 +301,18 @@ def example_losses(
     return losses
 
 
-def tensor(column: npt.NDArray[Any]) -> Tensor:
-    """A column as a tensor, without a copy unless it is read-only, which torch does not know."""
-    return torch.from_numpy(column if column.flags.writeable else column.copy())
+def _touched(batch: Mapping[str, Tensor], table: BoundTable, rows: Tensor) -> Tensor:
+    """1 for each row that ids of the batch name, or all candidates, else 0; shape (k, 1)."""
+    if table.candidates:
+        return torch.ones(len(rows), 1)
+    mark = torch.zeros(len(rows), 1)
+    for name in table.fields:
+        at = batch[name].reshape(-1)
+        mark[at[at >= 0]] = 1.0
+    return mark
+
+
+# --- the module, and what it draws ----------------------------------------------------------------
 
 
 @contextmanager
@@ -368,46 +346,3 @@ def dropout_from(coins: Secret) -> Iterator[None]:
         state[_FIRST : _FIRST + 8 * _WORDS].view(np.uint64)[:] = words & np.uint64(0xFFFFFFFF)
         torch.set_rng_state(torch.from_numpy(state))
         yield
-
-
-def _touched(batch: Mapping[str, Tensor], table: BoundTable, rows: Tensor) -> Tensor:
-    """1 for each row that ids of the batch name, or all candidates, else 0; shape (k, 1)."""
-    if table.candidates:
-        return torch.ones(len(rows), 1)
-    mark = torch.zeros(len(rows), 1)
-    for name in table.fields:
-        at = batch[name].reshape(-1)
-        mark[at[at >= 0]] = 1.0
-    return mark
-
-
-def _holds(ids: Ids, wanted: Ids) -> bool:
-    """Whether all of `wanted` are among `ids`, both ascending."""
-    if wanted.size == 0:
-        return True
-    at = np.searchsorted(ids, wanted)
-    return bool(at[-1] < ids.size and (ids[at] == wanted).all())
-
-
-def _zeros(rows: int, width: int) -> TableUpdate:
-    return TableUpdate(np.zeros((rows, width), np.float32), np.zeros(rows, np.int64))
-
-
-def nothing_of(bound: BoundModel, prepared: PreparedJob, *, loss: float, finite: bool) -> Trained:
-    """Zeros of weight 0: the sums stay as they are, and the server need not know why."""
-    trained = prepared.job.submodel.trained
-    return Trained(
-        ModelUpdate(
-            np.zeros_like(prepared.job.submodel.dense),
-            0,
-            {
-                table.name: _zeros(trained[table.name].size, table.width)
-                for table in bound.tables
-                if not table.local
-            },
-        ),
-        prepared.job.local,
-        loss=loss,
-        examples=prepared.examples,
-        finite=finite,
-    )

@@ -36,7 +36,7 @@ from tessera.errors import ConfigError, MisuseError
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.tables.arrays import Floats
 from tessera.learning.tables.submodel import ModelUpdate, TablePart, TableUpdate
-from tessera.learning.training.local import Job, PreparedJob, Trained, nothing_of
+from tessera.learning.training.jobs import Job, PreparedJob, Trained, nothing_of
 from tessera.learning.training.settings import LocalTraining
 
 Ints = npt.NDArray[np.int64]

@@ -14,27 +14,18 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tessera.crypto.coins import CoinStream
 from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.data.examples import ClientData, Examples
 from tessera.errors import ConfigError
-from tessera.learning.bound_model import BoundModel
 from tessera.learning.softmax import CANDIDATES, log_weights
 from tessera.learning.tables.arrays import Floats, Ids
 from tessera.learning.tables.table import LazyTable, StoredTable
-from tessera.learning.training.local import (
-    Loss,
-    click_loss,
-    dropout_from,
-    gradients,
-    order,
-    tensor,
-    train_mode,
-)
-from tessera.learning.training.settings import LocalTraining
+from tessera.learning.training.jobs import Trainable, order, tensor
+from tessera.learning.training.local import dropout_from, gradients, train_mode
 
 Optimizer: TypeAlias = Literal["adam", "adagrad", "sgd"]
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
@@ -100,10 +91,7 @@ class CentralTrainer:
 
     def __init__(
         self,
-        module: nn.Module,
-        bound: BoundModel,
-        loss: Loss | None,
-        training: LocalTraining,
+        model: Trainable,
         *,
         examples: Examples,
         tables: Mapping[str, StoredTable],
@@ -126,16 +114,14 @@ class CentralTrainer:
             raise ConfigError(
                 f"central: batch = {batch}, {len(examples)} examples", hint="both are 1 or more"
             )
-        self.module = module
-        self.bound = bound
-        self.loss = loss or click_loss
-        self.training = training
+        bound, training = model.bound, model.training
+        self.model = model
         self.batch = batch
         self.rate = RATES.get(optimizer, training.rate) if rate is None else rate
         self.negatives = negatives
         self._coins, self._examples, self._start = coins, examples, tables
         self._ids = bound.all_row_ids_of(examples)
-        dense = torch.from_numpy(bound.pack(module)).view(1, bound.dense_size)
+        dense = torch.from_numpy(bound.pack(model.module)).view(1, bound.dense_size)
         self._parts = {DENSE: OptimizedRows(dense, optimizer)}
         for name, ids in self._ids.items():
             self._parts[name] = OptimizedRows(
@@ -150,9 +136,9 @@ class CentralTrainer:
         Batches stay whole: what a round has too many, the next has less.
         """
         self._owed += examples
-        rate = self.rate * self.training.decay**self.rounds
+        rate = self.rate * self.model.training.decay**self.rounds
         losses = []
-        with train_mode(self.module):
+        with train_mode(self.model.module):
             while self._owed > 0:
                 which = self._order[self._at : self._at + self.batch]
                 with dropout_from(self._coins_here):
@@ -176,8 +162,8 @@ class CentralTrainer:
         now: dict[str, Floats | StoredTable] = {}
         for name, ids in self._ids.items():
             values = self._parts[name].values.numpy()
-            if self.bound[name].initial is None:
-                array = self.bound.initial(name)
+            if self.model.bound[name].initial is None:
+                array = self.model.bound.initial(name)
                 array[ids] = values
                 now[name] = array
             else:
@@ -188,7 +174,7 @@ class CentralTrainer:
 
     def parameters(self) -> dict[str, Floats | StoredTable]:
         """The model by parameter name, as `evaluate` takes it."""
-        return self.bound.parameters(self.dense, self.tables())
+        return self.model.bound.parameters(self.dense, self.tables())
 
     def state(self) -> Arrays:
         """All that a later process needs to go on as if it were this one."""
@@ -224,8 +210,8 @@ class CentralTrainer:
         """One batch; its losses before the step, or none if it had to be left out."""
         examples = self._examples.take(which)
         candidates, shared = self._candidates(examples)
-        ids = self.bound.all_row_ids_of(examples, candidates)
-        batch = self.bound.positions(examples, ids)
+        ids = self.model.bound.all_row_ids_of(examples, candidates)
+        batch = self.model.bound.positions(examples, ids)
         slots = {
             name: torch.from_numpy(np.searchsorted(self._ids[name], own))
             for name, own in ids.items()
@@ -233,10 +219,7 @@ class CentralTrainer:
         dense = self._parts[DENSE]
         rows = {name: self._parts[name].values[at] for name, at in slots.items()}
         ups = gradients(
-            self.module,
-            self.bound,
-            self.loss,
-            self.training,
+            self.model,
             dense=dense.values.view(-1),
             rows={name: _never_empty(values) for name, values in rows.items()},
             batch={name: tensor(column) for name, column in batch.items()} | shared,
@@ -250,9 +233,9 @@ class CentralTrainer:
             dense.descend(torch.zeros(1, dtype=torch.int64), flat.view(1, flat.numel()), rate)
             for name, at in slots.items():
                 # Rows can be here only because a table beside theirs needs them: those rest.
-                own = torch.from_numpy(self.bound.involved(batch, name, len(at)) > 0)
+                own = torch.from_numpy(self.model.bound.involved(batch, name, len(at)) > 0)
                 up = ups.rows[name][: len(at)][own]
-                self._parts[name].descend(at[own], up, rate * self.training.table_rate)
+                self._parts[name].descend(at[own], up, rate * self.model.training.table_rate)
         losses: Floats = ups.losses.numpy()
         return losses
 
@@ -261,13 +244,13 @@ class CentralTrainer:
 
         Nothing is hidden in one place: negatives are drawn anew for every batch.
         """
-        softmax = self.bound.candidates
+        softmax = self.model.bound.candidates
         if softmax is None:
             return None, {}
         every = self._ids[softmax.root]
         if not self.negatives:
             return every, {}
-        own = self.bound.row_ids_of(examples)[softmax.root]
+        own = self.model.bound.row_ids_of(examples)[softmax.root]
         coins = CoinStream(Stream.of(self._coins_here, Label.CENTRAL_NEGATIVES))
         u = coins.uniform(min(self.negatives, every.size))
         drawn = every[(u * every.size).astype(np.int64)]

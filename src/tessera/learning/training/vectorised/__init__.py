@@ -2,12 +2,8 @@
 
 batches.py  every step of every client as arrays of one shape
 step.py     one step of several clients side by side, by `torch.func`, compiled or not
+traced.py   a step as it was recorded once, without the machinery that made it
 learner.py  slots that clients go through, longest first
-check.py    `best`: which path is right for a module, and why
-noisy.py    training with noise in every step, with a check of its own
+noisy.py    steps with noise: all groups of a batch at once, some clients side by side
+check.py    `best`, `best_noisy`: which way is right for a module, and why
 """
-
-from tessera.learning.training.vectorised.check import best
-from tessera.learning.training.vectorised.learner import Vectorised
-
-__all__ = ["Vectorised", "best"]

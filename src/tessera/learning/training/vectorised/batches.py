@@ -22,10 +22,10 @@ from torch import Tensor
 
 from tessera.data.examples import NONE
 from tessera.errors import ConfigError
-from tessera.learning.bound_model import BoundModel, BoundTable
+from tessera.learning.bound_model import BoundModel, table_groups
 from tessera.learning.softmax import CANDIDATES
 from tessera.learning.tables.arrays import Floats
-from tessera.learning.training.local import PreparedJob, order, tensor
+from tessera.learning.training.jobs import PreparedJob, order, tensor
 from tessera.learning.training.settings import LocalTraining
 
 Ints = npt.NDArray[np.int64]
@@ -33,29 +33,6 @@ Ints = npt.NDArray[np.int64]
 FEW_SHAPES: Final = 64
 """Candidates of a softmax are filled up to a multiple of this, and many of them to one of a quarter
 of the power of two below."""
-
-
-@dataclass(frozen=True, slots=True)
-class TableGroup:
-    """Tables that share fields, hence positions: one list of rows per step serves them all."""
-
-    tables: tuple[BoundTable, ...]
-    fields: tuple[str, ...]
-
-
-def groups(bound: BoundModel) -> tuple[TableGroup, ...]:
-    """The tables of a bound by the fields they share, directly or through others."""
-    found: list[tuple[list[BoundTable], set[str]]] = []
-    for table in bound.tables:
-        tables, fields = [table], set(table.fields)
-        apart = []
-        for other in found:
-            if fields & other[1]:
-                tables, fields = other[0] + tables, fields | other[1]
-            else:
-                apart.append(other)
-        found = [*apart, (tables, fields)]
-    return tuple(TableGroup(tuple(tables), tuple(sorted(fields))) for tables, fields in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +101,7 @@ def lay_out(
     begins: dict[str, Ints] = {}
     whole: dict[str, int] = {}
     shared: dict[str, Tensor] = {}
-    for group in groups(bound):
+    for group in table_groups(bound):
         name = group.tables[0].name
         held = np.array([len(p.values[name]) for p in clients])
         begin = np.cumsum([0, *(held + 1)])

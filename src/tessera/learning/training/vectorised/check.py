@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,19 +24,10 @@ from torch import nn
 from tessera.crypto.secret import Secret
 from tessera.data.examples import NONE, Examples
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.training.local import (
-    Job,
-    Learner,
-    Loss,
-    PreparedJob,
-    Sequential,
-    dropout_from,
-    order,
-    prepare,
-    tensor,
-    train_mode,
-)
-from tessera.learning.training.settings import LocalTraining
+from tessera.learning.tables.arrays import Floats
+from tessera.learning.training.jobs import Job, Learner, PreparedJob, Trainable, Trained, prepare
+from tessera.learning.training.local import NoisySequential, Sequential, dropout_from, train_mode
+from tessera.learning.training.noisy_steps import NoisySteps
 from tessera.learning.training.vectorised.batches import Steps, lay_out
 from tessera.learning.training.vectorised.learner import (
     SLOTS,
@@ -45,6 +36,7 @@ from tessera.learning.training.vectorised.learner import (
     Vectorised,
     single_threaded,
 )
+from tessera.learning.training.vectorised.noisy import NoisyVectorised
 from tessera.learning.training.vectorised.step import REFUSALS, one_line, quietly
 
 CLIENTS: Final = 3
@@ -52,8 +44,16 @@ STEPS: Final = 3
 ROUND: Final = 0
 NOBODYS: Final = Secret(bytes(32))
 """Coins of a comparison: nothing that is drawn from them leaves it."""
+LITTLE: Final = 1e-2
+"""Noise of a comparison of learners with noise."""
+NOISY_TOLERANCE: Final = 1e-3
+"""Largest difference of theirs, as a share: a value may be cut to the integer beside."""
 TOLERANCE: Final = {torch.float64: 1e-6, torch.float32: 1e-2}
 """Largest difference, as a share of the largest delta."""
+
+
+Descent: TypeAlias = tuple[Floats, dict[str, Floats], Floats]
+"""What `Sequential.descend` gives."""
 
 
 class Explained(Learner, Protocol):
@@ -62,27 +62,8 @@ class Explained(Learner, Protocol):
     reason: str
 
 
-class OneByOne(Sequential):
-    """`Sequential`, and why nothing faster was found."""
-
-    def __init__(
-        self,
-        module: nn.Module,
-        bound: BoundModel,
-        loss: Loss | None,
-        training: LocalTraining,
-        *,
-        reason: str,
-    ) -> None:
-        super().__init__(module, bound, loss, training)
-        self.reason = reason
-
-
 def best(
-    module: nn.Module,
-    bound: BoundModel,
-    loss: Loss | None,
-    training: LocalTraining,
+    model: Trainable,
     *,
     sample: Sequence[Job],
     compile: bool = True,
@@ -93,21 +74,17 @@ def best(
     Compiling takes about as long as a round of a hundred clients one by one, once per machine: say
     `compile=False` for a few short rounds. Errors of the module itself are raised as they are.
     """
-    if not training.batch:
-        return OneByOne(
-            module, bound, loss, training, reason="clients take all their examples at once"
-        )
-    clients = _few(bound, training, sample)
+    if not model.training.batch:
+        return Sequential(model, reason="clients take all their examples at once")
+    clients = _few(model, sample)
     if not clients:
-        return OneByOne(
-            module, bound, loss, training, reason="there is no example to try anything faster on"
-        )
-    learner = Vectorised(module, bound, loss, training, slots=slots)
-    with single_threaded(), train_mode(module):
+        return Sequential(model, reason="there is no example to try anything faster on")
+    learner = Vectorised(model, slots=slots)
+    with single_threaded(), train_mode(model.module):
         try:
-            random = _agree(learner, _reference(module, bound, loss, training), clients)
+            random = _agree(learner, clients)
         except _Refused as refused:
-            return OneByOne(module, bound, loss, training, reason=str(refused))
+            return Sequential(model, reason=str(refused))
         learner.reason = "side by side it trains as one by one does"
         if not learner.trim:
             learner.reason += "; sequences stay at their full length, which the module relies on"
@@ -115,10 +92,8 @@ def best(
             learner.reason += " (compared without its random draws)"
         if not compile:
             return learner
-        full = [p for p in (prepare(bound, job) for job in sample) if p.examples]
-        fast = Vectorised(
-            module, bound, loss, training, compile=True, slots=slots, trim=learner.trim
-        )
+        full = [p for p in (prepare(model.bound, job) for job in sample) if p.examples]
+        fast = Vectorised(model, compile=True, slots=slots, trim=learner.trim)
         try:
             _same_compiled(fast, full, random=random)
         except _Refused as refused:
@@ -132,15 +107,16 @@ class _Refused(Exception):
     """A path that is not right for this module, with the reason in words."""
 
 
-def _few(bound: BoundModel, training: LocalTraining, sample: Sequence[Job]) -> list[PreparedJob]:
+def _few(model: Trainable, sample: Sequence[Job]) -> list[PreparedJob]:
     """Three clients with a few examples each, so that no last batch is full or like another's."""
+    bound = model.bound
     usable = [p for p in (prepare(bound, job) for job in sample[: 4 * CLIENTS]) if p.examples]
     few = []
     for at in range(CLIENTS if usable else 0):
         job = usable[at % len(usable)].job
         # Last batches that lack one, all but one and half of their examples. One is not enough: a
         # single example repeated has the mean that it has alone.
-        size = training.batch
+        size = model.training.batch
         wanted = (STEPS * size - 1, size + 1, (STEPS - 1) * size + -(-size // 2))[at]
         examples = bound.cut(job.examples, job.submodel.trained)
         examples = examples.take(np.arange(wanted) % len(examples))
@@ -149,27 +125,20 @@ def _few(bound: BoundModel, training: LocalTraining, sample: Sequence[Job]) -> l
     return few
 
 
-def _reference(
-    module: nn.Module, bound: BoundModel, loss: Loss | None, training: LocalTraining
-) -> Sequential:
-    return Sequential(module, bound, loss, replace(training, epochs=1))
-
-
-def _agree(learner: Vectorised, reference: Sequential, clients: list[PreparedJob]) -> bool:
+def _agree(learner: Vectorised, clients: list[PreparedJob]) -> bool:
     """Compare with the reference, or raise `_Refused`; whether the module draws random numbers."""
-    module = learner.module
+    module = learner.model.module
+    reference = Sequential(_once(learner.model))
     random = _draws(reference, clients[0])
     with _evaluating(module) if random else train_mode(module):
         kind = _precision(reference, clients[0])
-        expected = [_one_by_one(reference, p, kind) for p in clients]
-        if not all(
-            np.isfinite(x).all() for _, dense, _, losses in expected for x in (dense, losses)
-        ):
+        expected = [reference.descend(p, ROUND, kind) for p in clients]
+        if not all(np.isfinite(x).all() for dense, _, losses in expected for x in (dense, losses)):
             raise _Refused("its losses are not finite on the first examples, which shows nothing")
         _compare(learner, clients, expected, kind, trim=False)
-    short = [_shortened(learner.bound, p) for p in clients]
+    short = [_shortened(learner.model.bound, p) for p in clients]
     with _evaluating(module) if random else train_mode(module):
-        expected = [_one_by_one(reference, p, kind) for p in short]
+        expected = [reference.descend(p, ROUND, kind) for p in short]
         try:
             _compare(learner, short, expected, kind, trim=True)
         except _Refused:
@@ -183,56 +152,31 @@ def _draws(reference: Sequential, prepared: PreparedJob) -> bool:
     """Whether a step takes from torch's random numbers, as dropout does."""
     with dropout_from(NOBODYS):
         before = torch.get_rng_state()
-        _one_by_one(reference, prepared, torch.float32)
+        reference.descend(prepared, ROUND, torch.float32)
         return not torch.equal(before, torch.get_rng_state())
 
 
 def _precision(reference: Sequential, prepared: PreparedJob) -> torch.dtype:
     """Double, unless the module holds single-precision values that do not go with it."""
     try:
-        _one_by_one(reference, prepared, torch.float64)
+        reference.descend(prepared, ROUND, torch.float64)
     except RuntimeError:
         return torch.float32
     return torch.float64
 
 
-def _one_by_one(reference: Sequential, prepared: PreparedJob, kind: torch.dtype) -> Outcome:
-    """What `Sequential` does to a client, in the precision asked for."""
-    training = reference.training
-    dense = torch.from_numpy(np.array(prepared.job.submodel.dense)).to(kind)
-    rows = {name: torch.from_numpy(np.array(v)).to(kind) for name, v in prepared.values.items()}
-    batch = {name: tensor(column) for name, column in prepared.batch.items()}
-    batch = {name: x.to(kind) if x.is_floating_point() else x for name, x in batch.items()}
-    shared = {name: tensor(values).to(kind) for name, values in prepared.shared.items()}
-    client, n = prepared.job.client, prepared.examples
-    shuffled = torch.from_numpy(order(prepared.job.coins, 0, n))
-    losses = [
-        reference.step(
-            dense,
-            rows,
-            {name: x[which] for name, x in batch.items()} | shared,
-            training.rate_in(ROUND),
-        )
-        for which in torch.split(shuffled, training.batch)
-    ]
-    after = {name: values.numpy() for name, values in rows.items()}
-    return client, dense.numpy(), after, torch.cat(losses).numpy()
+def _once(model: Trainable) -> Trainable:
+    return replace(model, training=replace(model.training, epochs=1))
 
 
 def _try(
     learner: Vectorised, clients: list[PreparedJob], kind: torch.dtype, *, trim: bool
 ) -> dict[int, Outcome]:
     """The same clients side by side, in two slots, so that one of them is used twice."""
-    few = Vectorised(
-        learner.module,
-        learner.bound,
-        learner.loss,
-        replace(learner.training, epochs=1),
-        slots=CLIENTS - 1,
-    )
+    few = Vectorised(_once(learner.model), slots=CLIENTS - 1)
     with quietly(), dropout_from(NOBODYS):
         try:
-            steps = lay_out(few.bound, few.training, clients, dtype=kind, trim=trim)
+            steps = lay_out(few.model.bound, few.model.training, clients, dtype=kind, trim=trim)
             return {outcome[0]: outcome for outcome in few.outcomes(steps, ROUND)}
         except REFUSALS as error:
             raise _Refused(f"it cannot be vectorised over clients ({one_line(error)})") from error
@@ -241,14 +185,14 @@ def _try(
 def _compare(
     learner: Vectorised,
     clients: list[PreparedJob],
-    expected: list[Outcome],
+    expected: list[Descent],
     kind: torch.dtype,
     *,
     trim: bool,
 ) -> None:
     found = _try(learner, clients, kind, trim=trim)
     largest, off = 0.0, 0.0
-    for at, (prepared, (_, dense, rows, losses)) in enumerate(zip(clients, expected, strict=True)):
+    for at, (prepared, (dense, rows, losses)) in enumerate(zip(clients, expected, strict=True)):
         _, other_dense, other_rows, other_losses = found[at]
         largest = max(largest, _largest(dense - prepared.job.submodel.dense))
         off = max(off, _largest(dense - other_dense), _largest(losses - other_losses))
@@ -269,10 +213,10 @@ def _largest(difference: npt.NDArray[np.floating[Any]]) -> float:
 
 def _same_compiled(fast: Vectorised, clients: list[PreparedJob], *, random: bool) -> None:
     """Compile for the shapes of these clients, and compare a few steps with the uncompiled one."""
-    steps = lay_out(fast.bound, fast.training, clients, trim=fast.trim)
+    steps = lay_out(fast.model.bound, fast.model.training, clients, trim=fast.trim)
     before, plain, quick = (_filled(fast, steps) for _ in range(3))
     step = fast.step_for(quick, int(quick.ahead.max()))
-    rate = torch.tensor(fast.training.rate_in(ROUND))
+    rate = torch.tensor(fast.model.training.rate_in(ROUND))
     with dropout_from(NOBODYS), quietly():
         for slots, run in ((plain, fast.eager), (quick, step)):
             for _ in range(min(STEPS, int(slots.ahead.min()))):
@@ -292,7 +236,7 @@ def _same_compiled(fast: Vectorised, clients: list[PreparedJob], *, random: bool
 def _filled(fast: Vectorised, steps: Steps) -> Slots:
     """Slots of their own rows, with as many of the clients as there is room for."""
     rows = {name: values.clone() for name, values in steps.values.items()}
-    slots = Slots(fast.bound, replace(steps, values=rows), fast.width(len(steps.clients)))
+    slots = Slots(fast.model.bound, replace(steps, values=rows), fast.width(len(steps.clients)))
     for client in range(min(len(steps.clients), slots.width)):
         slots.fill(client)
     return slots
@@ -323,3 +267,80 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
     with train_mode(module):
         module.eval()
         yield
+
+
+# --- with noise -----------------------------------------------------------------------------------
+
+
+def best_noisy(
+    model: Trainable,
+    noisy: NoisySteps,
+    *,
+    sample: Sequence[Job],
+    compile: bool = False,
+) -> NoisySequential | NoisyVectorised:
+    """The fastest way in which a few clients come out as in the reference.
+
+    All draw the same batches and noise. For the comparison there is little noise, and the coins are
+    nobody's. `compile`: compiling, a minute or two, may be tried.
+    """
+    few, little, expected = tried(model, noisy, sample=sample)
+    fast = NoisyVectorised(model, little, raises=True)
+    why = _noisy_difference(fast, few, expected)
+    if why:
+        return NoisySequential(model, noisy, reason=why)
+    said = "all groups at once it trains as one by one does"
+    if compile:
+        compiled = NoisyVectorised(model, little, compile=True, raises=True)
+        why = _noisy_difference(compiled, few, expected) or compiled.reason.removeprefix("; ")
+        if not why:
+            compiled.noisy, compiled.reason, compiled.raises = noisy, f"{said}; compiled", False
+            return compiled
+        said += f"; not compiled: {why}"
+    return NoisyVectorised(model, noisy, reason=said)
+
+
+def tried(
+    model: Trainable,
+    noisy: NoisySteps,
+    *,
+    sample: Sequence[Job],
+) -> tuple[list[Job], NoisySteps, list[Trained]]:
+    """A few clients, steps with little noise, and what comes of them in the reference. An error of
+    the module is raised here; in training it would only cost groups their part."""
+    few = [
+        replace(job, client=at, coins=Secret(bytes([at] * 32)))
+        for at, job in enumerate(sample[:CLIENTS])
+    ]
+    little = noisy if noisy.only_clips else replace(noisy, noise=LITTLE, steps=STEPS)
+    slow = NoisySequential(model, little, raises=True)
+    return few, little, slow.train(few, round_id=0)
+
+
+def _noisy_difference(
+    fast: NoisyVectorised, few: Sequence[Job], expected: Sequence[Trained]
+) -> str:
+    """Why a way is not right for this module; nothing if it trains as expected."""
+    with quietly():
+        try:
+            found = fast.train(few, round_id=0)
+        except REFUSALS as error:
+            return f"it cannot be vectorised over groups ({one_line(error)})"
+    largest, off = 0.0, 0.0
+    for one, other in zip(expected, found, strict=True):
+        for a, b in zip(_arrays(one), _arrays(other), strict=True):
+            largest, off = max(largest, _largest(a)), max(off, _largest(a - b))
+    if off <= NOISY_TOLERANCE * max(largest, 1e-6):
+        return ""
+    return (
+        f"{fast.name}, it trains differently than one by one (by {off:.1g} of {largest:.1g}): "
+        "does it take statistics of the batch, or draw random numbers?"
+    )
+
+
+def _arrays(trained: Trained) -> Iterator[npt.NDArray[Any]]:
+    yield trained.update.dense
+    for name in sorted(trained.update.tables):
+        yield trained.update.tables[name].values
+    for name in sorted(trained.local):
+        yield trained.local[name].values

@@ -17,22 +17,12 @@ from typing import Final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.tables.arrays import Floats
-from tessera.learning.training.local import (
-    Job,
-    Loss,
-    PreparedJob,
-    Trained,
-    click_loss,
-    dropout_from,
-    finish,
-    prepare,
-    train_mode,
-)
-from tessera.learning.training.settings import LocalTraining
+from tessera.learning.training.jobs import Job, PreparedJob, Trainable, Trained, finish, prepare
+from tessera.learning.training.local import dropout_from, train_mode
 from tessera.learning.training.vectorised.batches import Ints, Steps, lay_out
 from tessera.learning.training.vectorised.step import Compiled, Step, side_by_side, take
 from tessera.learning.training.vectorised.traced import Traced
@@ -51,10 +41,7 @@ class Vectorised:
 
     def __init__(
         self,
-        module: nn.Module,
-        bound: BoundModel,
-        loss: Loss | None,
-        training: LocalTraining,
+        model: Trainable,
         *,
         compile: bool = False,
         slots: int = SLOTS,
@@ -64,34 +51,33 @@ class Vectorised:
         """`trim`: sequences may reach the module shorter than they are in the examples."""
         self.name = "compiled" if compile else "vectorised"
         self.reason = reason
-        self.module = module
-        self.bound = bound
-        self.training = training
+        self.model = model
         self.slots = slots
         self.trim = trim
-        self.loss = loss or click_loss
-        self.eager = side_by_side(module, bound, self.loss, training)
+        self.eager = side_by_side(model)
         self._compile = compile
         self._made: dict[tuple[object, ...], Step] = {}
 
     def train(self, jobs: Sequence[Job], *, round_id: int) -> list[Trained]:
         """The jobs' outcomes, in their order."""
-        clients = [prepare(self.bound, job) for job in jobs]
+        clients = [prepare(self.model.bound, job) for job in jobs]
         done: dict[int, Trained] = {}
         for at, prepared in enumerate(clients):
             if prepared.examples == 0:
                 rows = dict(prepared.values)
                 none = np.empty(0, np.float32)
-                done[at] = finish(self.bound, prepared, prepared.job.submodel.dense, rows, none)
+                done[at] = finish(
+                    self.model.bound, prepared, prepared.job.submodel.dense, rows, none
+                )
         busy = [at for at in range(len(clients)) if at not in done]
         if busy:
             coins = clients[busy[0]].job.coins  # dropout draws for all side by side
-            with train_mode(self.module), dropout_from(coins), single_threaded():
+            with train_mode(self.model.module), dropout_from(coins), single_threaded():
                 for some in self._portions(clients, busy):
                     own = [clients[at] for at in some]
-                    steps = lay_out(self.bound, self.training, own, trim=self.trim)
+                    steps = lay_out(self.model.bound, self.model.training, own, trim=self.trim)
                     for at, dense, rows, losses in self.outcomes(steps, round_id):
-                        done[some[at]] = finish(self.bound, own[at], dense, rows, losses)
+                        done[some[at]] = finish(self.model.bound, own[at], dense, rows, losses)
         return [done[at] for at in range(len(clients))]
 
     def _portions(self, clients: Sequence[PreparedJob], busy: Sequence[int]) -> Iterator[list[int]]:
@@ -102,14 +88,14 @@ class Vectorised:
         """
         portion: list[int] = []
         held = 0
-        root = None if self.bound.candidates is None else self.bound.candidates.root
+        root = None if self.model.bound.candidates is None else self.model.bound.candidates.root
 
         def candidates(at: int) -> int:
             return 0 if root is None else len(clients[at].rows[root])
 
         for at in sorted(busy, key=lambda at: (-candidates(at), -clients[at].examples, at)):
             batch = clients[at].batch.values()
-            size = 2 * self.training.epochs * sum(column.size for column in batch)
+            size = 2 * self.model.training.epochs * sum(column.size for column in batch)
             fewer = portion and 2 * candidates(at) < candidates(portion[0])
             if portion and (fewer or held + size > AT_ONCE):
                 yield portion
@@ -121,8 +107,8 @@ class Vectorised:
 
     def outcomes(self, steps: Steps, round_id: int) -> Iterator[Outcome]:
         """Run all steps; each client as it finishes."""
-        slots = Slots(self.bound, steps, self.width(len(steps.clients)))
-        rate = torch.tensor(self.training.rate_in(round_id), dtype=steps.weights.dtype)
+        slots = Slots(self.model.bound, steps, self.width(len(steps.clients)))
+        rate = torch.tensor(self.model.training.rate_in(round_id), dtype=steps.weights.dtype)
         waiting = deque(range(len(steps.clients)))
         taken = 0
         while True:

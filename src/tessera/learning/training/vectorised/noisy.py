@@ -7,30 +7,21 @@ compiled step one of a few fixed shapes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import isqrt
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
-from tessera.crypto.secret import Secret
 from tessera.data.examples import NONE
-from tessera.learning.bound_model import BoundModel
-from tessera.learning.training.local import (
-    Job,
-    Loss,
-    Trained,
-    click_loss,
-    dropout_from,
-    tensor,
-    train_mode,
-)
-from tessera.learning.training.noisy_local import NoisySequential
+from tessera.learning.bound_model import BoundModel, TableGroup, table_groups
+from tessera.learning.training.jobs import Job, Trainable, Trained, tensor
+from tessera.learning.training.local import NoisySequential, dropout_from, train_mode
 from tessera.learning.training.noisy_steps import (
     SHORTER,
     Ints,
@@ -41,10 +32,9 @@ from tessera.learning.training.noisy_steps import (
     client_kind,
     fresh_rows,
 )
-from tessera.learning.training.settings import LocalTraining
-from tessera.learning.training.vectorised.batches import TableGroup, columns, distinct_rows, groups
+from tessera.learning.training.vectorised.batches import columns, distinct_rows
 from tessera.learning.training.vectorised.learner import single_threaded
-from tessera.learning.training.vectorised.step import REFUSALS, Compiled, Tensors, one_line, quietly
+from tessera.learning.training.vectorised.step import Compiled, Tensors, along
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +84,7 @@ class SideBySide:
     @classmethod
     def begin(
         cls,
-        bound: BoundModel,
-        training: LocalTraining,
+        model: Trainable,
         noisy: NoisySteps,
         jobs: Sequence[Job],
         *,
@@ -103,6 +92,7 @@ class SideBySide:
         width: int,
     ) -> SideBySide:
         """These jobs' clients, in `width` places."""
+        bound, training = model.bound, model.training
         prepared = [at_hand(bound, job) for job in jobs]
         nobody = [0] * (width - len(jobs))
         dense = torch.zeros(width, bound.dense_size)
@@ -124,7 +114,7 @@ class SideBySide:
             )
         first = np.cumsum([0, *(p.examples for p in prepared), *nobody])
         stacked = columns(bound, prepared, trim=False)
-        return cls(clients, groups(bound), stacked, first, dense, values, begins)
+        return cls(clients, table_groups(bound), stacked, first, dense, values, begins)
 
     def views(self, bound: BoundModel) -> Tensors:
         """Every dense parameter of all clients, by its name."""
@@ -229,13 +219,12 @@ group's rows; whether a group's gradient was finite; and the losses, by example.
 """
 
 
-def group_step(
-    module: nn.Module, bound: BoundModel, loss: Loss, noisy: NoisySteps, sums: torch.dtype
-) -> GroupStep:
+def group_step(model: Trainable, noisy: NoisySteps, sums: torch.dtype) -> GroupStep:
     """The function for this module; `sums` is the integer type that holds a sum over groups.
 
     Of what the plan says only the clip and the weight of rows are built in.
     """
+    module, bound, loss = model.module, model.bound, model.loss
     clip, only_clips = noisy.clip, noisy.only_clips
     parameter = {table.name: table.parameter for table in bound.tables}
     weigh = {t.name: 0.0 if t.local else noisy.row_weight for t in bound.tables}
@@ -280,9 +269,9 @@ def group_step(
         kept = finite & (weights > 0).any(-1)
         if torch.compiler.is_compiling() or not bool(kept.all()):
             scale = torch.where(kept, scale, 0.0)
-            ups = {name: torch.where(_along(finite, up), up, 0.0) for name, up in ups.items()}
+            ups = {name: torch.where(along(finite, up), up, 0.0) for name, up in ups.items()}
         # Towards zero: so no contribution becomes longer, and the sum's sensitivity is the clip.
-        cut = {name: up.mul_(_along(scale, up)).int() for name, up in ups.items()}
+        cut = {name: up.mul_(along(scale, up)).int() for name, up in ups.items()}
         parts = [cut[name].sum(1, dtype=sums).flatten(1) for name in of_dense]
         total = torch.cat([torch.empty(len(weights), 0, dtype=sums), *parts], 1)
         return total, {name: cut[name] for name in of_rows}, finite, losses
@@ -300,10 +289,6 @@ def _square(up: Tensor) -> Tensor:
         up = torch.linalg.vector_norm(up, dim=-1)
     length: Tensor = torch.linalg.vector_norm(up.flatten(2), dim=2)
     return length.square()
-
-
-def _along(scale: Tensor, up: Tensor) -> Tensor:
-    return scale.reshape(*scale.shape, *[1] * (up.dim() - 2))
 
 
 # --- noisy ----------------------------------------------------------------------------------------
@@ -325,12 +310,6 @@ ROWS_AT_ONCE: Final = 1 << 25
 """Values of all rows of clients side by side: 128 MB."""
 SLOTS: Final = 20
 LARGEST: Final = 1 << 31
-CLIENTS: Final = 3
-STEPS: Final = 3
-LITTLE: Final = 1e-2
-"""Clients, steps and noise of the comparison with the reference."""
-TOLERANCE: Final = 1e-3
-"""Of the largest delta, between both ways: a value may be cut to the integer beside."""
 
 
 class NoisyVectorised:
@@ -338,10 +317,7 @@ class NoisyVectorised:
 
     def __init__(
         self,
-        module: nn.Module,
-        bound: BoundModel,
-        loss: Loss | None,
-        training: LocalTraining,
+        model: Trainable,
         noisy: NoisySteps,
         *,
         compile: bool = False,
@@ -350,9 +326,8 @@ class NoisyVectorised:
     ) -> None:
         """`raises`: an error of the module is raised, and no group's; see `NoisySequential`."""
         self.name = "compiled, with noise" if compile else "vectorised, with noise"
-        self.module, self.bound, self.loss = module, bound, loss or click_loss
-        self.training, self.noisy, self.reason = training, noisy, reason
-        self.raises = raises
+        self.model, self.noisy = model, noisy
+        self.reason, self.raises = reason, raises
         self._compile = compile
         self._eager: dict[torch.dtype, GroupStep] = {}
         self._made: dict[tuple[object, ...], GroupStep] = {}
@@ -363,7 +338,7 @@ class NoisyVectorised:
         side_by_side = self.side_by_side(jobs)
         if not jobs:
             return done
-        with train_mode(self.module), dropout_from(jobs[0].coins), single_threaded():
+        with train_mode(self.model.module), dropout_from(jobs[0].coins), single_threaded():
             for begin in range(0, len(jobs), side_by_side):
                 own = jobs[begin : begin + side_by_side]
                 try:
@@ -372,17 +347,14 @@ class NoisyVectorised:
                     if self.raises:
                         raise
                     # Nothing has left yet. The reference draws the same, group after group.
-                    alone = NoisySequential(
-                        self.module, self.bound, self.loss, self.training, self.noisy
-                    )
+                    alone = NoisySequential(self.model, self.noisy)
                     done += alone.train(own, round_id=round_id)
         return done
 
     def _train(self, jobs: Sequence[Job], round_id: int, width: int) -> list[Trained]:
         """Some jobs side by side, in so many places if the shape is to stay the same."""
         some = SideBySide.begin(
-            self.bound,
-            self.training,
+            self.model,
             self.noisy,
             jobs,
             round_id=round_id,
@@ -392,7 +364,7 @@ class NoisyVectorised:
             self.step(some)
         for client in some.clients:
             client.end()
-        return [client.outcome(self.bound) for client in some.clients]
+        return [client.outcome(self.model.bound) for client in some.clients]
 
     def side_by_side(self, jobs: Sequence[Job]) -> int:
         """As many clients as leave each a whole batch in one pass, and whose rows are not too many.
@@ -400,7 +372,7 @@ class NoisyVectorised:
         All rows of a client are at hand, which may be whole tables. Compiled: 1, 2, 4, ... clients,
         for few different shapes.
         """
-        size = 1 + self.bound.dense_size
+        size = 1 + self.model.bound.dense_size
         rows = max(
             (sum(p.values.size for p in j.submodel.tables.values()) for j in jobs), default=0
         )
@@ -413,7 +385,7 @@ class NoisyVectorised:
         drawn = [client.draw() for client in some.clients]
         if not any(each.many for each in drawn):  # noise alone
             for client in some.clients:
-                client.take(torch.zeros(self.bound.dense_size, dtype=torch.int32), {})
+                client.take(torch.zeros(self.model.bound.dense_size, dtype=torch.int32), {})
             return
         width = len(some.dense)
         places = self.places(width) if self._compile else 0
@@ -423,12 +395,12 @@ class NoisyVectorised:
                 client.settle(name, rows)
         # No sum of integers is larger than all groups' longest contributions.
         kind = torch.int32 if batch.many * self.noisy.longest < LARGEST else torch.int64
-        dense = torch.zeros(width, self.bound.dense_size, dtype=kind)
+        dense = torch.zeros(width, self.model.bound.dense_size, dtype=kind)
         sums = {
             name: torch.zeros(1 + sum(map(len, rows)), some.values[name].shape[1], dtype=kind)
             for name, rows in batch.touched.items()
         }
-        size = 1 + self.bound.dense_size
+        size = 1 + self.model.bound.dense_size
         size += sum(x.shape[2] * some.values[name].shape[1] for name, x in batch.listed.items())
         fits = places // batch.weights.shape[2] if places else AT_ONCE // (width * size)
         at_once = max(1, fits)
@@ -443,7 +415,7 @@ class NoisyVectorised:
 
     def places(self, clients: int) -> int:
         """Examples of a client in a compiled pass: the plan's batch and 1.4 deviations more."""
-        size = (1 + self.bound.dense_size) * clients
+        size = (1 + self.model.bound.dense_size) * clients
         return max(1, min(self.noisy.batch + isqrt(2 * self.noisy.batch), AT_ONCE // size))
 
     def _add(self, some: SideBySide, batch: LaidOut, dense: Tensor, sums: Tensors) -> None:
@@ -454,7 +426,11 @@ class NoisyVectorised:
         }
         step = self.step_for(batch, held, dense.dtype)
         total, cut, finite, losses = step(
-            some.views(self.bound), held, batch.fields, batch.weights, torch.tensor(self.noisy.unit)
+            some.views(self.model.bound),
+            held,
+            batch.fields,
+            batch.weights,
+            torch.tensor(self.noisy.unit),
         )
         there = batch.weights > 0
         for at, client in enumerate(some.clients):
@@ -468,7 +444,7 @@ class NoisyVectorised:
     def step_for(self, batch: LaidOut, held: Tensors, kind: torch.dtype) -> GroupStep:
         """The function for a pass of this shape; compiled when it is first run, if it can be."""
         if kind not in self._eager:
-            self._eager[kind] = group_step(self.module, self.bound, self.loss, self.noisy, kind)
+            self._eager[kind] = group_step(self.model, self.noisy, kind)
         if not self._compile:
             return self._eager[kind]
         arrays = [*batch.fields.items(), *held.items()]
@@ -481,82 +457,3 @@ class NoisyVectorised:
 
     def _note(self, what: str, why: str) -> None:
         self.reason += f"{what} ({why})"
-
-
-def best_noisy(
-    module: nn.Module,
-    bound: BoundModel,
-    loss: Loss | None,
-    training: LocalTraining,
-    noisy: NoisySteps,
-    *,
-    sample: Sequence[Job],
-    compile: bool = False,
-) -> NoisySequential | NoisyVectorised:
-    """The fastest way in which a few clients come out as in the reference.
-
-    All draw the same batches and noise. For the comparison there is little noise, and the coins are
-    nobody's. `compile`: compiling, a minute or two, may be tried.
-    """
-    few, little, expected = tried(module, bound, loss, training, noisy, sample=sample)
-    fast = NoisyVectorised(module, bound, loss, training, little, raises=True)
-    why = _differs(fast, few, expected)
-    if why:
-        return NoisySequential(module, bound, loss, training, noisy, reason=why)
-    said = "all groups at once it trains as one by one does"
-    if compile:
-        compiled = NoisyVectorised(module, bound, loss, training, little, compile=True, raises=True)
-        why = _differs(compiled, few, expected) or compiled.reason.removeprefix("; ")
-        if not why:
-            compiled.noisy, compiled.reason, compiled.raises = noisy, f"{said}; compiled", False
-            return compiled
-        said += f"; not compiled: {why}"
-    return NoisyVectorised(module, bound, loss, training, noisy, reason=said)
-
-
-def tried(
-    module: nn.Module,
-    bound: BoundModel,
-    loss: Loss | None,
-    training: LocalTraining,
-    noisy: NoisySteps,
-    *,
-    sample: Sequence[Job],
-) -> tuple[list[Job], NoisySteps, list[Trained]]:
-    """A few clients, steps with little noise, and what comes of them in the reference. An error of
-    the module is raised here; in training it would only cost groups their part."""
-    few = [
-        replace(job, client=at, coins=Secret(bytes([at] * 32)))
-        for at, job in enumerate(sample[:CLIENTS])
-    ]
-    little = noisy if noisy.only_clips else replace(noisy, noise=LITTLE, steps=STEPS)
-    slow = NoisySequential(module, bound, loss, training, little, raises=True)
-    return few, little, slow.train(few, round_id=0)
-
-
-def _differs(fast: NoisyVectorised, few: Sequence[Job], expected: Sequence[Trained]) -> str:
-    """Why a way is not right for this module; nothing if it trains as expected."""
-    with quietly():
-        try:
-            found = fast.train(few, round_id=0)
-        except REFUSALS as error:
-            return f"it cannot be vectorised over groups ({one_line(error)})"
-    largest, off = 0.0, 0.0
-    for one, other in zip(expected, found, strict=True):
-        for a, b in zip(_arrays(one), _arrays(other), strict=True):
-            largest = max(largest, float(np.abs(a).max(initial=0.0)))
-            off = max(off, float(np.abs(a - b).max(initial=0.0)))
-    if off <= TOLERANCE * max(largest, 1e-6):
-        return ""
-    return (
-        f"{fast.name}, it trains differently than one by one (by {off:.1g} of {largest:.1g}): "
-        "does it take statistics of the batch, or draw random numbers?"
-    )
-
-
-def _arrays(trained: Trained) -> Iterator[npt.NDArray[Any]]:
-    yield trained.update.dense
-    for name in sorted(trained.update.tables):
-        yield trained.update.tables[name].values
-    for name in sorted(trained.local):
-        yield trained.local[name].values

@@ -15,13 +15,11 @@ from contextlib import contextmanager, nullcontext
 from typing import Final, Generic, ParamSpec, TypeAlias, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
-from tessera.learning.bound_model import BoundModel
-from tessera.learning.training.local import Loss
-from tessera.learning.training.settings import LocalTraining
-from tessera.learning.training.vectorised.batches import groups
+from tessera.learning.bound_model import BoundModel, table_groups
+from tessera.learning.training.jobs import Trainable
 
 Tensors: TypeAlias = dict[str, Tensor]
 
@@ -36,8 +34,9 @@ are by table name, dense parameters by their own.
 """
 
 
-def side_by_side(module: nn.Module, bound: BoundModel, loss: Loss, training: LocalTraining) -> Step:
+def side_by_side(model: Trainable) -> Step:
     """The step for this module. Nothing is checked: `check.py` does, before it is relied on."""
+    module, bound, loss, training = model.module, model.bound, model.loss, model.training
     parameter = {table.name: table.parameter for table in bound.tables}
     ids = frozenset(f for table in bound.tables for f in table.fields)
     clip, decay, table_rate = training.clip, training.weight_decay, training.table_rate
@@ -63,7 +62,7 @@ def side_by_side(module: nn.Module, bound: BoundModel, loss: Loss, training: Loc
         if clip:
             square = sum(g.square().flatten(1).sum(1) for g in gradients.values())
             scale = (clip / torch.sqrt(square)).clamp(max=1.0)
-            gradients = {name: g * _along(scale, g) for name, g in gradients.items()}
+            gradients = {name: g * along(scale, g) for name, g in gradients.items()}
         for name, held in dense.items():
             g = gradients[name]
             if decay:
@@ -85,12 +84,13 @@ def side_by_side(module: nn.Module, bound: BoundModel, loss: Loss, training: Loc
 
 def resident(bound: BoundModel) -> frozenset[str]:
     """Tables that share fields with the candidates of a softmax: a step takes all their rows."""
-    found = (g for g in groups(bound) if any(table.candidates for table in g.tables))
+    found = (g for g in table_groups(bound) if any(table.candidates for table in g.tables))
     return frozenset(table.name for group in found for table in group.tables)
 
 
-def _along(scale: Tensor, g: Tensor) -> Tensor:
-    return scale.reshape(-1, *[1] * (g.dim() - 1))
+def along(scale: Tensor, g: Tensor) -> Tensor:
+    """A number per client, or per client and group, over all values of its gradient."""
+    return scale.reshape(*scale.shape, *[1] * (g.dim() - scale.dim()))
 
 
 Arguments = ParamSpec("Arguments")
