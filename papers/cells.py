@@ -72,6 +72,10 @@ class CellIndex:
         found = self.cell(table, row, column)
         return None if found is None else found.paper
 
+    def line(self, table: str, column: str) -> dict[str, float]:
+        """Ours of one column, by row, where there are any."""
+        return {c.row: c.ours for c in self.of(table) if c.column == column and c.ours is not None}
+
     def tables(self, start: str = "") -> list[str]:
         return list(dict.fromkeys(c.table for c in self.every if c.table.startswith(start)))
 

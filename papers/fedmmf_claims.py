@@ -21,6 +21,7 @@ COVER: Final = 0.6
 BARE: Final = 0.9
 
 
+PREDICTORS: Final = ("user mean", "item mean", "both means")
 J_SHARED: Final = "J, ratings shared"
 J_HELD_BACK: Final = "J, held-back ratings"
 MASKS_ALONE: Final = "RMSE of the masks alone"
@@ -87,11 +88,8 @@ def _tuned(cells: CellIndex, name: str) -> str:
     note = cells.cell(table, "FedMF", "RMSE")
     if ours is None or paper is None or note is None or "other data" in note.note:
         return ""
-    best = [
-        value
-        for row in cells.rows(table)
-        if row.startswith("FedMMF") and (value := cells.paper(table, row, "RMSE")) is not None
-    ]
+    printed = (cells.paper(table, row, "RMSE") for row in cells.rows(table) if row[:6] == "FedMMF")
+    best = [value for value in printed if value is not None]
     evidence = f" FedMF itself is at {stars(ours)} here and at {stars(paper)} there"
     if best and ours < min(best):
         evidence += (
@@ -127,13 +125,11 @@ def features(cells: CellIndex) -> Iterator[Claim]:
     """FedMMF beats models of the same attributes, local and federated (4.3)."""
     details, ahead = [], []
     for name, table in sets_of(cells).items():
-        pairs = []
+        pairs, found = [], cells.line(table, "RMSE")
         for order, short in (("one", "linear"), ("two", "FM"), ("high", "network")):
-            masked = cells.ours(table, f"FedMMF, {order} order", "RMSE")
+            masked = found.get(f"FedMMF, {order} order")
             others = [
-                value
-                for kind in ("local", "federated")
-                if (value := cells.ours(table, f"{kind} {short}", "RMSE")) is not None
+                found[row] for row in (f"local {short}", f"federated {short}") if row in found
             ]
             if masked is not None and others:
                 pairs.append(f"{short} {stars(masked)} against {stars(min(others))}")
@@ -154,11 +150,7 @@ def recovery(cells: CellIndex) -> Iterator[Claim]:
     """Masked ratings cannot be turned back into ratings (4.2.1, Table 2)."""
     for table in cells.tables(GIVEN_AWAY):
         name = table.removeprefix(GIVEN_AWAY)
-        shares = {
-            row: found
-            for row in cells.rows(table)
-            if (found := cells.ours(table, row, "recovered to half a star")) is not None
-        }
+        shares = cells.line(table, "recovered to half a star")
         if not shares:
             continue
         most = max(shares.values())
@@ -170,14 +162,11 @@ def recovery(cells: CellIndex) -> Iterator[Claim]:
         )
         first = "g = 1, off by less than 0.5"
         printed = [
-            value
-            for row in shares
-            if (value := cells.paper(f"Table 2, recovery: {name}, {row}", first, "0-.2"))
-            is not None
+            cells.paper(f"Table 2, recovery: {name}, {row}", first, "0-.2") for row in shares
         ]
-        if printed:
+        if lost := [value for value in printed if value is not None]:
             evidence += (
-                f" In the paper {printed[0]:.0f}% of clients lose less than a fifth in this way "
+                f" In the paper {lost[0]:.0f}% of clients lose less than a fifth in this way "
                 "(on MovieLens 10M)."
             )
         yield Claim(f"Masks keep ratings from being recovered ({name})", verdict, evidence)
@@ -240,20 +229,14 @@ def penalties(cells: CellIndex) -> Iterator[Claim]:
 def paths(cells: CellIndex) -> Iterator[Claim]:
     """Unmasked updates by the indicator leave the model as it is (3.4)."""
     for table in cells.tables("Paths: "):
-        if "RMSE" not in cells.columns(table):
-            continue
-        found = [cells.ours(table, row, "RMSE") for row in cells.rows(table)]
-        errors = [value for value in found if value is not None]
-        gaps = [
-            cells.ours(table, row, "largest difference of an item's factor") or 0.0
-            for row in cells.rows(table)
-        ]
+        errors = cells.line(table, "RMSE").values()
+        gap = max(cells.line(table, "largest difference of an item's factor").values(), default=0.0)
         if len(errors) < 2:
             continue
         wide = max(errors) - min(errors)
         verdict = HOLDS if wide < SMALL else FAILS
         unmasked = cells.ours(table, "auto", "unmasked clients, per round")
-        apart = "nothing at all" if max(gaps) == 0 else f"at most {max(gaps):.1e} in any factor"
+        apart = "nothing at all" if gap == 0 else f"at most {gap:.1e} in any factor"
         same = "is the same to the last digit" if wide == 0 else f"lies within {wide:.1e}"
         evidence = (
             f"RMSE masked, unmasked and mixed {same}; with the same coins for rounding the models "
@@ -268,16 +251,9 @@ def baselines(cells: CellIndex) -> Iterator[Claim]:
     """Not a claim of the paper's: models against baselines."""
     details, ahead = [], []
     for name, table in sets_of(cells).items():
-        means = {
-            row: value
-            for row in ("user mean", "item mean", "both means")
-            if (value := cells.ours(table, row, "RMSE")) is not None
-        }
-        ours = {
-            row: value
-            for row in cells.rows(table)
-            if row.startswith("Fed") and (value := cells.ours(table, row, "RMSE")) is not None
-        }
+        found = cells.line(table, "RMSE")
+        means = {row: v for row, v in found.items() if row in PREDICTORS}
+        ours = {row: v for row, v in found.items() if row.startswith("Fed")}
         if not means or not ours:
             continue
         best, lowest = min(means, key=means.__getitem__), min(ours, key=ours.__getitem__)

@@ -105,65 +105,29 @@ PRINTED: Final = {"SignedHeader": "Opening", "QueryAnswers": "Answers", "WriteRe
 """Message names as these tables have always had them."""
 DIN_PHASES: Final = "milliseconds in that round, by phase"
 
+ABOUT: Final = {
+    T3: "Ours is proven for 2^-40 (log2_failure) and follows k, the rows that a client has.",
+    T3_FAILURE: "The paper asks for -40. Four rows with the same three bins cannot all be placed: "
+    "the probability of that alone, then our bound on all failures (-: no bound).",
+    T3_SIMULATED: "Bins by the bound at weaker targets, by the paper's factor, and by 1.1.",
+    T4: "At the paper's factor, one seed. All of the paper's are multiples of three.",
+    T5.format("gen"): "For one client. The paper: 64 cores, by the clock. Ours: CPU, one core; "
+    "cuckoo hashing (below) is not in it.",
+    T5.format("eval"): "* 7.532 and 0.018 s stand in two columns of the paper, 2^10 at 30 % and "
+    "2^20 at 10 %: one repeats the other's.",
+    T5_SERVER: "Of one server, in one pass. * as above.",
+    T5_ALSO: "plan: the simple table and its trees, public, once a round for everybody.",
+    T6: "In brackets the share of the paper's. Its figures have 1.25 bins for a row throughout, "
+    "and trees of nine levels. / plain: the share of what plain shares of the table take.",
+    DIN_PHASES: "public part: tables in bins and, at a server, the model in bytes, once a round; "
+    "and tags of all rows, of which later rounds compute those that changed.",
+    T6_EVEN: "For the paper's see sections 4 and 6: its formula, with words of 128 bits.",
+}
 LAYOUT: Final = Layout(
     styles=(
         Style(lines=False),
-        Style(
-            of=T3,
-            lines=False,
-            about="Ours is proven for 2^-40 (log2_failure) and follows k, the rows that a client "
-            "has.",
-        ),
-        Style(
-            of=T3_FAILURE,
-            lines=False,
-            about="The paper asks for -40. Four rows with the same three bins cannot all be "
-            "placed: the probability of that alone, then our bound on all failures (-: no bound).",
-        ),
-        Style(
-            of=T3_SIMULATED,
-            about="Bins by the bound at weaker targets, by the paper's factor, and by 1.1.",
-        ),
-        Style(
-            of=T4,
-            lines=False,
-            about="At the paper's factor, one seed. All of the paper's are multiples of three.",
-        ),
-        Style(
-            of=T5.format("gen"),
-            lines=False,
-            about="For one client. The paper: 64 cores, by the clock. Ours: CPU, one core; cuckoo "
-            "hashing (below) is not in it.",
-        ),
-        Style(
-            of=T5.format("eval"),
-            lines=False,
-            about="* 7.532 and 0.018 s stand in two columns of the paper, 2^10 at 30 % and 2^20 at "
-            "10 %: one repeats the other's.",
-        ),
-        Style(of=T5_SERVER, lines=False, about="Of one server, in one pass. * as above."),
-        Style(
-            of=T5_ALSO,
-            about="plan: the simple table and its trees, public, once a round for everybody.",
-        ),
-        Style(
-            of=T6,
-            lines=False,
-            about="In brackets the share of the paper's. Its figures have 1.25 bins for a row "
-            "throughout, and trees of nine levels. / plain: the share of what plain shares of the "
-            "table take.",
-        ),
-        Style(
-            of=T6_EVEN,
-            lines=False,
-            about="For the paper's see sections 4 and 6: its formula, with words of 128 bits.",
-        ),
         Style(of=DIN, lines=True),
-        Style(
-            of=DIN_PHASES,
-            about="public part: tables in bins and, at a server, the model in bytes, once a round; "
-            "and tags of all rows, of which later rounds compute those that changed.",
-        ),
+        *(Style(of=title, lines=False, about=about) for title, about in ABOUT.items()),
     ),
 )
 

@@ -67,6 +67,12 @@ class Cache:
         finished.replace(path)
         return found
 
+    def number(
+        self, kind: str, setting: Mapping[str, Any], work: Callable[[], float], *, title: str
+    ) -> float:
+        """The same of a single figure."""
+        return float(self.get(kind, setting, lambda: {kind: work()}, title=title)[kind])
+
 
 @dataclass(frozen=True, slots=True)
 class Trainings:

@@ -10,21 +10,18 @@ and 2 up, is 20.70 of those, as printed. Ours are counted likewise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from papers import sfsl_round as sfsl
-from papers.cells import MEGABYTE, Cell, Request, compared, plain, say, target
+from papers.cells import MEGABYTE, Cell, Request, compared, plain, target
 from papers.runs import Cache
 from papers.sfsl_round import Footprint, Measured, RoundSetting
 from papers.show import Layout
-from tessera.report.numbers import percent, score
+from tessera.report.numbers import percent
 from tessera.rounds import schemes
 from tessera.rounds.phases import CATEGORIES
-
-if TYPE_CHECKING:
-    from papers.sfsl_curves import LearningCurve
 
 CURVES: Final = "curves"
 LEVELS: Final = ("cpp1", "cpp2", "cpp3", "cpp4", "cpp5")
@@ -62,12 +59,9 @@ def cells(request: Request) -> list[Cell]:
     parts = [part for part in request.parts if part != CURVES]
     found = sfsl_cells(parts, Cache(request.cache), quick=request.quick)
     if CURVES in request.parts:
-        from papers import sfsl_curves as curves  # trains, and so needs torch
+        from papers import sfsl_curves  # trains, and so needs torch
 
-        drawn = curves.run_all(request)
-        found += list(curve_cells(drawn))
-        for page in curves.pages(drawn, request.cache / CURVES):
-            say(f"page: {page}")
+        found += sfsl_curves.cells(request)
     return found
 
 
@@ -224,45 +218,6 @@ def memory_cells(cache: Cache, quick: bool) -> Iterator[Cell]:
         size = stored.snapshot / 1024
         column = "snapshot within a round"
         yield plain(table, f"client, {level.upper()}", column, size, "kB")
-
-
-# --- curves ---------------------------------------------------------------------------------------
-
-
-def curve_cells(drawn: Sequence[LearningCurve]) -> Iterator[Cell]:
-    """AUC at the last round over seeds, baselines beside it; then the curves."""
-    from papers import sfsl_curves as curves
-
-    every = list(curves.figures(drawn))
-    for name in dict.fromkeys(figure.set for figure in every):
-        of_set = [figure for figure in every if figure.set == name]
-        last = max(figure.round for figure in of_set)
-        table = f"AUC at round {last}, {name} (long version, VI-A)"
-        for predictor, value in curves.baselines_of(drawn, name).items():
-            yield plain(table, f"{predictor}, no model", "test part", value, "")
-        central = next((f for f in of_set if (f.variant, f.round) == (curves.CENTRAL, last)), None)
-        for found in of_set:
-            if found.round != last:
-                continue
-            seeds = len(found.values)
-            off = score(found.spread, digits=4)
-            note = "one seed" if seeds == 1 else f"+- {off} over {seeds} seeds"
-            if central is not None and found is not central:
-                note += f"; {found.mean - central.mean:+.4f} to central"
-            if found.variant == "cpp5" and curves.same_model(drawn, name) is not None:
-                same = curves.same_model(drawn, name)
-                note += "; CPP1's to the last digit" if same else "; NOT CPP1's"
-            if found.variant == curves.FULL_MODEL:
-                note += "; user rows averaged too"
-            if found.variant in curves.PAPER:
-                note += "; paper: highest, industrial data"
-            named = [c.seed for c in drawn if (c.set, c.variant) == (name, found.variant)]
-            column = f"seeds {', '.join(map(str, named))}"
-            row, paper = curves.title(found.variant), curves.PAPER.get(found.variant)
-            yield plain(table, row, column, found.mean, "", note, paper=paper)
-        for found in of_set:
-            row = curves.title(found.variant)
-            yield plain(f"AUC by round, {name}", row, str(found.round), found.mean, "")
 
 
 MEASURED: Final[dict[str, Callable[[Cache, bool], Iterator[Cell]]]] = {

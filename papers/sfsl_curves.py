@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any, Final
 
-from papers.cells import Request, no_data, there
+from papers.cells import Cell, Request, no_data, plain, say, there
 from papers.runs import Trainings, slug
 from tessera import tasks
 from tessera.learning.averaging import ServerStep
@@ -33,6 +33,7 @@ from tessera.plan import (
     UpdatePlan,
 )
 from tessera.report import page as report
+from tessera.report.numbers import score
 from tessera.rounds import schemes
 from tessera.runs.folder import RunFolder
 from tessera.runs.training import complete
@@ -119,10 +120,6 @@ class LearningCurve:
     points: Mapping[int, float]
     folder: Path
 
-    @property
-    def last(self) -> float:
-        return self.points[max(self.points)]
-
 
 def plan_for(data: DataSet, variant: str, seed: int, rounds: int, quick: bool) -> Plan:
     """The papers' setting: a row is opened for a single client, no decoys, no dropouts.
@@ -192,49 +189,61 @@ def pages(curves: Sequence[LearningCurve], folder: Path) -> list[Path]:
     return made
 
 
-@dataclass(frozen=True, slots=True)
-class AucOverSeeds:
-    """One number of the table: AUC of a variant on a set, at a round, over seeds."""
-
-    set: str
-    variant: str
-    round: int
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return mean(self.values)
-
-    @property
-    def spread(self) -> float:
-        return pstdev(self.values)
+# --- cells ----------------------------------------------------------------------------------------
 
 
-def figures(curves: Sequence[LearningCurve]) -> Iterator[AucOverSeeds]:
-    """For each set, variant and round the values of all seeds, in order."""
-    for name in dict.fromkeys(curve.set for curve in curves):
-        for variant in dict.fromkeys(c.variant for c in curves if c.set == name):
-            of_cell = [c for c in curves if (c.set, c.variant) == (name, variant)]
-            for at in sorted(set.intersection(*(set(c.points) for c in of_cell))):
-                yield AucOverSeeds(name, variant, at, tuple(c.points[at] for c in of_cell))
+def cells(request: Request) -> Iterator[Cell]:
+    """AUC at the last round over seeds, baselines beside it; then the curves. A page per set."""
+    drawn = run_all(request)
+    for name in dict.fromkeys(curve.set for curve in drawn):
+        yield from set_cells(name, [curve for curve in drawn if curve.set == name])
+    for page in pages(drawn, request.cache / CURVES):
+        say(f"page: {page}")
 
 
-def baselines_of(curves: Sequence[LearningCurve], name: str) -> dict[str, float]:
-    first = next(curve for curve in curves if curve.set == name)
-    scores: dict[str, float] = RunFolder.load(first.folder).fact("trivial")
-    return scores
+def set_cells(name: str, drawn: Sequence[LearningCurve]) -> Iterator[Cell]:
+    found = figures(drawn)
+    last = max(at for _, at in found)
+    table = f"AUC at round {last}, {name} (long version, VI-A)"
+    baselines: dict[str, float] = RunFolder.load(drawn[0].folder).fact("trivial")
+    for predictor, value in baselines.items():
+        yield plain(table, f"{predictor}, no model", "test part", value)
+    central = found.get((CENTRAL, last))
+    for (variant, at), values in found.items():
+        if at != last:
+            continue
+        ours, seeds = mean(values), len(values)
+        off = score(pstdev(values), digits=4)
+        notes = ["one seed" if seeds == 1 else f"+- {off} over {seeds} seeds"]
+        if central is not None and variant != CENTRAL:
+            notes.append(f"{ours - mean(central):+.4f} to central")
+        if variant == "cpp5" and (same := same_model(drawn)) is not None:
+            notes.append("CPP1's to the last digit" if same else "NOT CPP1's")
+        if variant == FULL_MODEL:
+            notes.append("user rows averaged too")
+        if variant in PAPER:
+            notes.append("paper: highest, industrial data")
+        column = f"seeds {', '.join(str(c.seed) for c in drawn if c.variant == variant)}"
+        note, paper = "; ".join(notes), PAPER.get(variant)
+        yield plain(table, title(variant), column, ours, "", note, paper=paper)
+    for (variant, at), values in found.items():
+        yield plain(f"AUC by round, {name}", title(variant), str(at), mean(values))
 
 
-def same_model(curves: Sequence[LearningCurve], name: str) -> bool | None:
+def figures(drawn: Sequence[LearningCurve]) -> dict[tuple[str, int], list[float]]:
+    """Of one set: for each variant and round the values of all seeds, in order."""
+    found = {}
+    for variant in dict.fromkeys(c.variant for c in drawn):
+        points = [c.points for c in drawn if c.variant == variant]
+        for at in sorted(set.intersection(*map(set, points))):
+            found[variant, at] = [own[at] for own in points]
+    return found
+
+
+def same_model(drawn: Sequence[LearningCurve]) -> bool | None:
     """Whether CPP1 and CPP5 have the same metrics in every round, to the last digit."""
-    by_variant = {
-        v: {c.seed: dict(c.points) for c in curves if (c.set, c.variant) == (name, v)}
-        for v in ("cpp1", "cpp5")
-    }
-    shared = by_variant["cpp1"].keys() & by_variant["cpp5"].keys()
+    first, last = ({c.seed: c.points for c in drawn if c.variant == v} for v in ("cpp1", "cpp5"))
+    shared = first.keys() & last.keys()
     if not shared:
         return None
-    return all(
-        json.dumps(by_variant["cpp1"][seed]) == json.dumps(by_variant["cpp5"][seed])
-        for seed in shared
-    )
+    return all(json.dumps(first[seed]) == json.dumps(last[seed]) for seed in shared)

@@ -290,9 +290,7 @@ def shown(name: str, made: Grid, cells: Sequence[Cell], style: Style) -> list[Co
         content.append(drawn(f"{name}-{at}", chart))
     body: list[list[Content]] = [
         [
-            tag("span", text, class_="free")
-            if head == "note"
-            else text.strip("-") or NOT_APPLICABLE
+            tag("span", text, class_="free") if head == "note" else MISSING.get(text, text)
             for text, (head, _) in zip(line, made.head, strict=True)
         ]
         for line in made.body

@@ -17,7 +17,7 @@ other made-up people (retail), with seed 0.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -156,7 +156,7 @@ def utility(cache: Cache, request: Request) -> Iterator[Cell]:
             for variant in VARIANTS:
                 for epsilon in epsilons(variant, quick=request.quick):
                     scores = [
-                        scored(cache, name, each, seed, variant.name, epsilon, request.data)
+                        scored(cache, name, each, seed, variant, epsilon, request.data)
                         for seed in seeds
                     ]
                     note = variant.about
@@ -183,7 +183,7 @@ def trivials(
         cache.get(
             "trivial",
             {"set": name, "each": each, "seed": seed},
-            lambda seed=seed: dict(trivial(loaded(name, each, seed, data))),  # type: ignore[misc]
+            partial(without_model, name, each, seed, data),
             title=f"{table}, seed {seed}",
         )
         for seed in seeds
@@ -193,24 +193,27 @@ def trivials(
         yield summed(table, row, NO_NOISE, scores, UNITS[name], "a trivial predictor")
 
 
+def without_model(name: str, each: int, seed: int, data: Path | None) -> dict[str, Any]:
+    return dict(trivial(loaded(name, each, seed, data)))
+
+
 def scored(
     cache: Cache,
     name: str,
     each: int,
     seed: int,
-    which: str,
+    variant: Protection,
     epsilon: float,
     data: Path | None,
 ) -> float:
-    variant = next(one for one in VARIANTS if one.name == which)
-
-    def work() -> dict[str, Any]:
+    def work() -> float:
         found = loaded(name, each, seed, data)
-        return {"score": run(variant, found, epsilon=epsilon, each=each, seed=seed)}
+        return run(variant, found, epsilon=epsilon, each=each, seed=seed)
 
+    which = variant.name
     setting = {"set": name, "each": each, "seed": seed, "variant": which, "epsilon": epsilon}
     told = f"{name}, {each} per person, {which}, epsilon {epsilon:g}, seed {seed}"
-    return float(cache.get("utility", setting, work, title=told)["score"])
+    return cache.number("utility", setting, work, title=told)
 
 
 @lru_cache(maxsize=1)
@@ -226,33 +229,21 @@ def noise(cache: Cache, request: Request) -> Iterator[Cell]:
     table = f"noise over the clip for epsilon {TARGET:g}, delta {DELTA:g}, rate 1 %, 1,000 steps"
     printed = PrintedNoise(TARGET, DELTA, PRINTED_RATE, PRINTED_STEPS)
     for size in SIZES:
-        found = cache.get(
-            "sigma",
-            {"size": size},
-            lambda size=size: {"sigma": printed.sigma(size)},  # type: ignore[misc]
-            title=f"Z = {size}",
+        sigma = cache.number(
+            "sigma", {"size": size}, partial(printed.sigma, size), title=f"Z = {size}"
         )
-        yield plain(table, f"as printed, Z = {size}", "noise", found["sigma"], "clips")
+        yield plain(table, f"as printed, Z = {size}", "noise", sigma, "clips")
     for row, records in (
         (f"records drawn, {RECORDS} of a person, one in a batch", RECORDS),
         ("people drawn", 1),
     ):
-        found = cache.get(
-            "sound",
-            {"records": records},
-            lambda records=records: {"sigma": sound(records)},  # type: ignore[misc]
-            title=row,
-        )
-        yield plain(table, row, "noise", found["sigma"], "clips")
+        sigma = cache.number("sound", {"records": records}, partial(sound, records), title=row)
+        yield plain(table, row, "noise", sigma, "clips")
     table = f"a person with {RECORDS} records, one in a batch, under the paper's noise for Z = 1"
     for epsilon in EPSILONS:
-        found = cache.get(
-            "kept",
-            {"epsilon": epsilon},
-            lambda epsilon=epsilon: {"kept": kept(epsilon)},  # type: ignore[misc]
-            title=f"what epsilon {epsilon:g} keeps",
-        )
-        yield plain(table, f"epsilon {epsilon:g} as claimed", "kept", found["kept"], "epsilon")
+        title = f"what epsilon {epsilon:g} keeps"
+        left = cache.number("kept", {"epsilon": epsilon}, partial(kept, epsilon), title=title)
+        yield plain(table, f"epsilon {epsilon:g} as claimed", "kept", left, "epsilon")
 
 
 def sound(records: int) -> float:

@@ -239,6 +239,13 @@ def test_the_papers_figure_has_a_column_if_a_row_has_one_and_stands_in_brackets_
     assert grid(3.0, 6.0) == (["", "c0", "c1"], *in_brackets)
 
 
+def test_a_page_has_negative_figures_and_says_where_there_are_none():
+    found = [Cell(table="t", row="r", column=c, ours=v) for c, v in (("a", -4.0), ("b", None))]
+    about = show.Page(title="T", paper="P", lede=lambda cells: ["first"], quick="few")
+    text = show.page(found, show.Layout(page=about), quick=True)
+    assert ">-4<" in text and ">n/a<" in text and "A quick run." in text
+
+
 def test_deviations_stand_beside_their_figures():
     found = [
         Cell(table="t", row="r", column="RMSE", paper=0.9, ours=0.95, unit="stars"),

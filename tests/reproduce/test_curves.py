@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,16 +81,20 @@ def test_what_is_not_there_is_refused(bad, capsys):
     assert "hint: " in capsys.readouterr().err
 
 
-def test_figures_are_means_over_the_seeds_that_have_the_round(tmp_path):
+def test_figures_are_means_over_the_seeds_that_have_the_round(tmp_path, monkeypatch):
     drawn = [
         curves.LearningCurve("s", "cpp1", 0, {5: 0.6, 10: 0.7}, tmp_path),
         curves.LearningCurve("s", "cpp1", 1, {5: 0.5, 10: 0.8}, tmp_path),
         curves.LearningCurve("s", "cpp5", 0, {5: 0.6, 10: 0.7}, tmp_path),
     ]
-    found = {(f.variant, f.round): (f.mean, f.spread) for f in curves.figures(drawn)}
-    assert found["cpp1", 10] == (pytest.approx(0.75), pytest.approx(0.05))
-    assert curves.same_model(drawn, "s") is True
-    assert curves.same_model(drawn[:2], "s") is None
+    found = curves.figures(drawn)
+    assert found["cpp1", 10] == [0.7, 0.8] and found["cpp5", 10] == [0.7]
+    monkeypatch.setattr(curves.RunFolder, "load", lambda _: SimpleNamespace(fact=lambda _: {}))
+    cells = {(c.table[:5], c.row): c for c in curves.set_cells("s", drawn)}
+    assert cells["AUC a", "CPP1"].ours == pytest.approx(0.75)
+    assert cells["AUC a", "CPP1"].note == "+- 0.0500 over 2 seeds"
+    assert curves.same_model(drawn) is True
+    assert curves.same_model(drawn[:2]) is None
     request = Request(parts=("curves",), cache=tmp_path, quick=True, rounds=1)
     with pytest.raises(ConfigError, match="no data set"):
         curves.run_all(replace(request, sets=("films",), data=tmp_path))
