@@ -168,7 +168,7 @@ class Lab:
 
     def _turn(self, rounds: int) -> bool | None:
         leader, moved = self.leader, False
-        if leader.finished and self._all_heard():
+        if leader.is_over and self._all_heard():
             if leader.course.next_round >= rounds:
                 return None
             leader.open_round()

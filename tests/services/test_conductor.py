@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from tessera.ids import SERVER, ClientId, RoundId
 from tessera.plan import ServicePlan
 from tessera.runs.logs import JsonLog
 from tessera.services.http.app import LeaderApp, create_app
-from tessera.services.http.conductor import FOREVER, Conductor, Submission
+from tessera.services.http.conductor import FOREVER, Conductor
 from tessera.services.http.requests import RequestChecker, signed_headers
 from tessera.services.keyring import Directory
 from tessera.services.leader import LeaderService
@@ -41,35 +41,58 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     made.close()
 
 
-@contextlib.contextmanager
+class Running:
+    """A conductor at work in an event loop of its own; what a test does to it is done there."""
+
+    def __init__(self, conductor: Conductor) -> None:
+        self.conductor, self._loop = conductor, asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._work)
+        self.failed: BaseException | None = None
+
+    def _work(self) -> None:
+        try:
+            self._loop.run_until_complete(self.conductor.run())
+        except Exception as error:  # noqa: BLE001 (the test shows it)
+            self.failed = error
+
+    def __enter__(self) -> Running:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.there(self.conductor.stop)
+        self._thread.join()
+        self._loop.close()
+        assert self.failed is None, self.failed
+
+    def there(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """What it returns, called between two turns of the loop."""
+
+        async def called() -> Any:
+            return call(*arguments)
+
+        return asyncio.run_coroutine_threadsafe(called(), self._loop).result(LONG_ENOUGH)
+
+    def wait_all(self, clients: Iterable[ClientId], behind: RoundId | None = None) -> None:
+        for client in clients:
+            self.there(self.conductor.waits, client, behind)
+
+
 def running(
     lab: Lab,
     deadlines: ServicePlan,
     change: Callable[[Conductor], None] = lambda _: None,
     rounds: int | None = None,
-) -> Iterator[Conductor]:
+) -> Running:
     lab.parties.pop(SERVER).journal.close()
 
     def load() -> LeaderService:
         lab.start(SERVER)
         return lab.leader
 
-    conductor = Conductor(
-        load,
-        deadlines,
-        rounds=rounds,
-        on_step=lambda *_: None,
-        on_fatal=lambda: None,
-        log=JsonLog("", quiet=True),
-    )
+    conductor = Conductor(load, deadlines, rounds=rounds, log=JsonLog("", quiet=True))
     change(conductor)
-    conductor.start()
-    try:
-        yield conductor
-    finally:
-        conductor.stop()
-        conductor.join()
-        assert conductor.fatal is None, conductor.fatal
+    return Running(conductor)
 
 
 def until(condition: Callable[[], Any]) -> None:
@@ -90,50 +113,54 @@ def test_a_phase_has_its_deadline_again_after_a_restart_though_nobody_speaks(lab
     for client in lab.cohort[:-1]:
         lab._exchange(client)
     assert lab.leader.missing == {lab.cohort[-1]}
-    with running(lab, ServicePlan(join=0.2, phase=0.2)) as conductor:
-        until(lambda: ended(conductor))
+    with running(lab, ServicePlan(join=0.2, phase=0.2)) as run:
+        until(lambda: ended(run.conductor))
 
 
-def test_the_last_client_may_come_while_the_leader_is_about_to_sleep(lab: Lab) -> None:
-    """It is counted, and the round opens: not only when somebody asks again."""
-    *others, last = lab.cohort
-    late: list[threading.Thread] = []
+def test_clients_may_come_while_a_step_is_written(lab: Lab) -> None:
+    """They are counted, and the round opens: not only when somebody asks again."""
+    first, *others = lab.cohort
+    came: list[ClientId] = []
 
     def change(conductor: Conductor) -> None:
-        opens_in = conductor._opens_in
+        load = conductor._load
 
-        def looked_at(leader: LeaderService) -> float:
-            found = opens_in(leader)
-            if found > 0 and len(conductor._free) == len(others) and not late:
-                # From the event loop, after this look and before the thread sleeps.
-                late.append(threading.Thread(target=conductor.waits, args=(last, None)))
-                late[0].start()
-                late[0].join(0.3)
-            return found
+        def loaded() -> LeaderService:
+            leader = load()
+            handle = leader.handle
 
-        conductor._opens_in = looked_at
+            def at_work(*arguments: Any) -> Any:  # in the journal's thread
+                if not came:
+                    came.extend(others)
+                    run.wait_all(others)
+                return handle(*arguments)
 
-    with running(lab, SLOW, change) as conductor:
-        for client in others:
-            conductor.waits(client, None)
-        until(lambda: conductor.leader is not None and conductor.leader.round_id == 0)
-        late[0].join()
+            leader.handle = at_work  # type: ignore[method-assign]
+            return leader
+
+        conductor._load = loaded
+
+    with running(lab, SLOW, change) as run:
+        until(lambda: run.conductor.leader is not None)
+        run.wait_all([first])
+        run.there(run.conductor._heard.__setitem__, first, (RoundId(0), 0))
+        run.there(run.conductor._wake.set)
+        until(lambda: run.conductor.shown["round"] == 0)
+        assert came == others
 
 
 def test_who_waits_behind_an_earlier_round_is_not_free_for_the_next(lab: Lab) -> None:
     """A client that is about to join a round does not count as one that has ended it."""
-    with running(lab, SLOW) as conductor:
-        for client in lab.cohort:
-            conductor.waits(client, None)
+    with running(lab, SLOW) as run:
+        conductor = run.conductor
+        run.wait_all(lab.cohort)
         until(lambda: conductor.shown["round"] == 0)
         leader = conductor.leader
         assert leader is not None
-        for client in lab.cohort:
-            conductor.waits(client, None)  # its request came before the round opened
-        assert conductor._opens_in(leader) == FOREVER
-        for client in lab.cohort:
-            conductor.waits(client, RoundId(0))
-        assert conductor._opens_in(leader) <= 0
+        run.wait_all(lab.cohort)  # their requests came before the round opened
+        assert run.there(conductor._opens_in, leader) == FOREVER
+        run.wait_all(lab.cohort, RoundId(0))
+        assert run.there(conductor._opens_in, leader) <= 0
 
 
 def test_all_rounds_are_not_done_while_the_last_one_is_being_opened(lab: Lab) -> None:
@@ -149,7 +176,7 @@ def test_all_rounds_are_not_done_while_the_last_one_is_being_opened(lab: Lab) ->
             server = leader.course.server
 
             def opening(*arguments: Any) -> Any:
-                assert leader.finished and leader.course.next_round == 1
+                assert leader.is_over and leader.course.next_round == 1
                 seen.append(conductor.finished)
                 return server(*arguments)
 
@@ -158,34 +185,32 @@ def test_all_rounds_are_not_done_while_the_last_one_is_being_opened(lab: Lab) ->
 
         conductor._load = loaded
 
-    with running(lab, SLOW, change, rounds=1) as conductor:
-        for client in lab.cohort:
-            conductor.waits(client, None)
-        until(lambda: conductor.shown["round"] == 0)
-        assert seen == [False] and not conductor.finished
+    with running(lab, SLOW, change, rounds=1) as run:
+        run.wait_all(lab.cohort)
+        until(lambda: run.conductor.shown["round"] == 0)
+        assert seen == [False] and not run.conductor.finished
 
 
 def test_a_leader_that_is_behind_its_peers_opens_no_round(lab: Lab) -> None:
     """Its state was put back between rounds: the model is an older one, and numbers were used."""
     one, *others = lab.cohort
-    with running(lab, SLOW) as conductor:
-        conductor.ahead(one)
-        for client in lab.cohort:
-            conductor.waits(client, None)
-        until(lambda: conductor.shown["round"] == 0)
-        assert not conductor.shown["trouble"], "one client says so: it may lie"
-    with running(lab, SLOW) as conductor:
+    with running(lab, SLOW) as run:
+        run.there(run.conductor.ahead, one)
+        run.wait_all(lab.cohort)
+        until(lambda: run.conductor.shown["round"] == 0)
+        assert not run.conductor.shown["trouble"], "one client says so: it may lie"
+    with running(lab, SLOW) as run:
+        conductor = run.conductor
         until(lambda: conductor.shown["round"] == 0)
         leader = conductor.leader
         assert leader is not None
-        leader.stop("to the next one")
+        run.there(leader.stop, "to the next one")
         for client in others[:-1]:
-            conductor.ahead(client)
-        for client in lab.cohort:
-            conductor.waits(client, RoundId(0))
+            run.there(conductor.ahead, client)
+        run.wait_all(lab.cohort, RoundId(0))
         until(lambda: conductor.shown["trouble"])
         assert "old copy" in conductor.shown["trouble"]
-        assert conductor._opens_in(leader) == FOREVER and leader.round_id == 0
+        assert run.there(conductor._opens_in, leader) == FOREVER and leader.round_id == 0
 
 
 def test_while_a_journal_loads_everybody_is_told_to_come_again(lab: Lab) -> None:
@@ -194,15 +219,8 @@ def test_while_a_journal_loads_everybody_is_told_to_come_again(lab: Lab) -> None
     servers = TwoServerSetup.of(SystemEntropy(), "f").servers
     directory = Directory(b"b" * 32, servers, {ClientId(0): key.public})
     checker = RequestChecker(directory, b"b" * 32)
-    loading = Conductor(
-        lambda: lab.leader,
-        SLOW,
-        rounds=None,
-        on_step=lambda *_: None,
-        on_fatal=lambda: None,
-        log=JsonLog("", quiet=True),
-    )
-    leader = LeaderApp(loading, checker, lambda: pytest.fail("nothing is read"), SLOW)
+    loading = Conductor(lambda: lab.leader, SLOW, rounds=None, log=JsonLog("", quiet=True))
+    leader = LeaderApp(loading, checker, SLOW)
 
     async def ask() -> None:
         connection = MemoryConnection(create_app(leader))
@@ -220,30 +238,37 @@ def test_while_a_journal_loads_everybody_is_told_to_come_again(lab: Lab) -> None
 
 
 def test_what_is_submitted_after_the_end_is_settled_at_once(lab: Lab) -> None:
-    with running(lab, SLOW) as conductor:
-        until(lambda: conductor.leader is not None)
-    settled: list[Submission] = []
-    conductor._on_step = lambda each, _: settled.extend(each)
-    conductor.submit([Submission([], ticket=ClientId(0))])
-    assert [each.answers for each in settled] == [None]
+    with running(lab, SLOW) as run:
+        until(lambda: run.conductor.leader is not None)
+    assert asyncio.run(run.conductor.take([])) is None
 
 
-def test_clients_may_come_in_while_it_is_counted_who_is_free(lab: Lab) -> None:
-    """A leader of a thousand ended here: the set that was counted had grown."""
+def test_a_step_that_does_not_come_to_disk_is_no_step_and_the_leader_goes_on(lab: Lab) -> None:
+    """Whoever asked is told to come again; nothing of the round that was not opened is left."""
+    full = [True]
 
-    class Counted(dict[ClientId, RoundId | None]):
-        def items(self) -> Any:
-            for each in super().items():
-                client = ClientId(len(self))
-                if client < PLAN.cohort:
-                    comes = threading.Thread(target=conductor.waits, args=(client, None))
-                    comes.start()
-                    comes.join(0.2)  # it has to wait until all are counted
-                yield each
+    def change(conductor: Conductor) -> None:
+        load = conductor._load
 
-    with running(lab, SLOW) as conductor:
-        until(lambda: conductor.leader is not None)
-        conductor._free = Counted()
-        for client in lab.cohort[:2]:
-            conductor.waits(client, None)
-        conductor._opens_in(lab.leader)  # as in a turn of its own
+        def loaded() -> LeaderService:
+            leader = load()
+            open_round = leader.open_round
+
+            def opening() -> RoundId:
+                found = open_round()
+                if full.pop() if full else False:
+                    raise sqlite3.OperationalError("database or disk is full")
+                return found
+
+            leader.open_round = opening  # type: ignore[method-assign]
+            return leader
+
+        conductor._load = loaded
+
+    troubles: list[str] = []
+    with running(lab, ServicePlan(join=600.0, phase=600.0, retry=0.01), change) as run:
+        run.conductor.on_news = lambda _: troubles.append(run.conductor.shown["trouble"])
+        run.wait_all(lab.cohort)
+        until(lambda: run.conductor.shown["round"] == 0)
+        assert not full and any("disk is full" in each for each in troubles)
+        assert not run.conductor.shown["trouble"]

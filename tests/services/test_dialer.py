@@ -27,7 +27,7 @@ from tessera.ids import ClientId, RoundId
 from tessera.plan import ServicePlan
 from tessera.runs.logs import JsonLog
 from tessera.services.client import ClientService
-from tessera.services.group_commit import SharedSteps
+from tessera.services.group_commit import GroupCommit
 from tessera.services.http import FIRST, RECEIVED, dialer, requests
 from tessera.services.http.connection import AnswerTooLong, HttpAnswer, LeaderConnection, NoAnswer
 from tessera.services.http.dialer import Dialer, LeaderRefuses
@@ -74,7 +74,7 @@ def led(client: ClientService, answers: list[Answered]) -> tuple[Dialer, Scripte
     keyring = SimpleNamespace(signing=key, directory=SimpleNamespace(bundle=b"b" * 32))
 
     async def main() -> Dialer:
-        steps = SharedSteps([client], QUICK.retry, JsonLog("", quiet=True))
+        steps = GroupCommit([client], QUICK.retry, JsonLog("", quiet=True))
         made = Dialer(
             client,
             cast(Keyring, keyring),

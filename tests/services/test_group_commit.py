@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tessera.errors import TesseraError
 from tessera.runs.logs import JsonLog
 from tessera.services import group_commit
-from tessera.services.group_commit import SharedSteps
+from tessera.services.group_commit import GroupCommit
 from tessera.services.journal import Journal, JournalFailed, Moment
+from tessera.services.link import NumberConflict
 
 
 class Party:
@@ -27,13 +27,13 @@ class Party:
         self.loads += 1
 
 
-def run(folder: Path, use: Callable[[SharedSteps, Journal, Party], Any]) -> list[Moment]:
+def run(folder: Path, use: Callable[[GroupCommit, Journal, Party], Any]) -> list[Moment]:
     """What `use` does with the steps of one party; the journal's commits."""
     moments: list[Moment] = []
     with Journal.open(folder, owner="client 1", plan=b"p" * 32) as journal:
         journal.watch = moments.append
         party = Party(journal)
-        steps = SharedSteps([party], 0.01, JsonLog("", quiet=True))  # type: ignore[list-item]
+        steps = GroupCommit([party], 0.01, JsonLog("", quiet=True))
         try:
             asyncio.run(asyncio.wait_for(use(steps, journal, party), 60))
         finally:
@@ -42,7 +42,7 @@ def run(folder: Path, use: Callable[[SharedSteps, Journal, Party], Any]) -> list
 
 
 def test_what_comes_in_while_a_batch_is_at_work_is_a_part_of_it(tmp_path: Path) -> None:
-    async def use(steps: SharedSteps, journal: Journal, _: Party) -> None:
+    async def use(steps: GroupCommit, journal: Journal, _: Party) -> None:
         loop, later = asyncio.get_running_loop(), []
 
         def first() -> str:
@@ -64,16 +64,16 @@ def test_a_batch_that_takes_long_takes_no_more(
 ) -> None:
     monkeypatch.setattr(group_commit, "LONGEST", 0.0)
 
-    async def use(steps: SharedSteps, journal: Journal, _: Party) -> None:
+    async def use(steps: GroupCommit, journal: Journal, _: Party) -> None:
         assert await asyncio.gather(*(steps.run(lambda n=n: n) for n in range(4))) == [0, 1, 2, 3]
 
     assert run(tmp_path, use).count(Moment.AFTER_COMMIT) == 4, "each has its own, and none waits"
 
 
 def test_a_change_that_is_refused_leaves_the_others_of_its_batch(tmp_path: Path) -> None:
-    async def use(steps: SharedSteps, journal: Journal, _: Party) -> None:
+    async def use(steps: GroupCommit, journal: Journal, _: Party) -> None:
         def refused() -> None:
-            raise TesseraError("not this one")
+            raise NumberConflict("not this one")
 
         found = await asyncio.gather(
             steps.run(lambda: journal.set_fact("client 1", "a", b"1")),
@@ -81,14 +81,14 @@ def test_a_change_that_is_refused_leaves_the_others_of_its_batch(tmp_path: Path)
             steps.run(lambda: journal.set_fact("client 1", "b", b"2")),
             return_exceptions=True,
         )
-        assert [type(each) for each in found] == [type(None), TesseraError, type(None)]
+        assert [type(each) for each in found] == [type(None), NumberConflict, type(None)]
         assert (journal.fact("client 1", "a"), journal.fact("client 1", "b")) == (b"1", b"2")
 
     run(tmp_path, use)
 
 
 def test_if_a_batch_does_not_come_to_disk_none_of_it_has_happened(tmp_path: Path) -> None:
-    async def use(steps: SharedSteps, journal: Journal, party: Party) -> None:
+    async def use(steps: GroupCommit, journal: Journal, party: Party) -> None:
         def full() -> None:
             raise sqlite3.OperationalError("database or disk is full")
 
@@ -113,7 +113,7 @@ def broken() -> None:
 def test_after_an_error_the_change_that_waits_next_is_made(tmp_path: Path) -> None:
     """It comes in while the one that fails is at work, and nobody asks for a third."""
 
-    async def use(steps: SharedSteps, journal: Journal, party: Party) -> None:
+    async def use(steps: GroupCommit, journal: Journal, party: Party) -> None:
         loop, later = asyncio.get_running_loop(), []
 
         def fails() -> None:
@@ -138,7 +138,7 @@ def test_after_an_error_the_change_that_waits_next_is_made(tmp_path: Path) -> No
 def test_an_error_is_that_of_its_own_change_and_the_others_come_to_disk(
     at: int, tmp_path: Path
 ) -> None:
-    async def use(steps: SharedSteps, journal: Journal, party: Party) -> None:
+    async def use(steps: GroupCommit, journal: Journal, party: Party) -> None:
         def good(n: int) -> int:
             journal.set_fact("client 1", str(n), b"1")
             return n
@@ -156,7 +156,7 @@ def test_an_error_is_that_of_its_own_change_and_the_others_come_to_disk(
 def test_an_error_while_a_batch_is_written_is_that_of_its_own_change(tmp_path: Path) -> None:
     """A state that cannot be encoded shows at the end of the step, when it is written."""
 
-    async def use(steps: SharedSteps, journal: Journal, party: Party) -> None:
+    async def use(steps: GroupCommit, journal: Journal, party: Party) -> None:
         found = await asyncio.gather(
             steps.run(lambda: journal.set_fact("client 1", "a", b"1")),
             steps.run(lambda: journal.before_commit("client 2", broken)),

@@ -66,7 +66,7 @@ def one_round(lab: Lab, among: Iterable[ClientId]) -> RoundResult:
     leader._outcome_of = learnt  # type: ignore[method-assign]
     chosen = list(among)
     leader.open_round()
-    while not leader.finished:
+    while not leader.is_over:
         moved = [lab._exchange(client) for client in chosen]
         if not any(moved):
             leader.close_overdue()
@@ -123,7 +123,7 @@ def test_a_helper_does_not_go_on_with_a_model_that_was_shown_before(tmp_path: Pa
     lab.leader.open_round()
     for _ in range(4):
         for party in (HELPER, *lab.cohort):
-            if not lab.leader.finished:
+            if not lab.leader.is_over:
                 lab._exchange(party)
     assert "another model" in lab.parties[HELPER].left
     assert '"event": "RoundFinished"' not in lab.leader.outcome(RoundId(1))

@@ -119,7 +119,7 @@ def test_a_leader_that_is_an_old_copy_aborts_its_round(tmp_path: Path) -> None:
     lab = Lab(plan("secure-fedavg", cohort=4), tmp_path / "lab")
     lab.leader.open_round()
     lab.leader.handle([], {ClientId(1): (RoundId(0), 7)})
-    assert not lab.leader.finished, "one client says so: it may lie"
+    assert not lab.leader.is_over, "one client says so: it may lie"
     lab.leader.handle([], {ClientId(2): (RoundId(0), 7)})
     assert "old copy" in lab.leader.outcome(RoundId(0))
-    assert lab.leader.finished
+    assert lab.leader.is_over

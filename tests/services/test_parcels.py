@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
@@ -19,14 +19,13 @@ from services.service_lab import Lab
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.plan import ServicePlan, TwoServerPlan
 from tessera.runs.logs import JsonLog
-from tessera.services.group_commit import SharedSteps
+from tessera.services.group_commit import GroupCommit
 from tessera.services.http import requests as parcel
 from tessera.services.http.app import LeaderApp, create_app
 from tessera.services.http.conductor import Conductor
 from tessera.services.http.connection import LeaderConnection
 from tessera.services.http.dialer import Dialer
 from tessera.services.http.requests import RequestChecker
-from tessera.services.journal import CommittedOutcomes
 from tessera.services.keyring import Directory, Keyring
 
 BUNDLE: Final = b"b" * 32
@@ -55,9 +54,9 @@ class Deployed:
             key = self.lab.signers[cast(ClientId, party)].key
         return cast(Keyring, SimpleNamespace(signing=key, directory=SimpleNamespace(bundle=BUNDLE)))
 
-    @contextlib.contextmanager
-    def app(self, loop: asyncio.AbstractEventLoop) -> Iterator[LeaderApp]:
-        """The leader, whose journal is opened in the conductor's thread."""
+    @contextlib.asynccontextmanager
+    async def app(self) -> AsyncIterator[LeaderApp]:
+        """The leader, whose journal is opened in another thread."""
         lab = self.lab
         assert lab.two is not None
         lab.parties.pop(SERVER).journal.close()
@@ -66,21 +65,11 @@ class Deployed:
             lab.start(SERVER)
             return lab.leader
 
-        def on_step(*what: Any) -> None:
-            loop.call_soon_threadsafe(app.after_step, *what)
-
-        conductor = Conductor(
-            load, PATIENT, rounds=1, on_step=on_step, on_fatal=lambda: None, log=QUIET
-        )
+        conductor = Conductor(load, PATIENT, rounds=1, log=QUIET)
         directory = Directory(
             BUNDLE, lab.two.servers, {c: lab.signers[c].key.public for c in lab.cohort}
         )
-        app = LeaderApp(
-            conductor,
-            RequestChecker(directory, BUNDLE),
-            lambda: CommittedOutcomes(lab.leader.journal.path),
-            PATIENT,
-        )
+        app = LeaderApp(conductor, RequestChecker(directory, BUNDLE), PATIENT)
         wait = app._wait
 
         async def waited(peer: Party, until: float) -> bool:
@@ -90,27 +79,26 @@ class Deployed:
             return await wait(peer, until)
 
         app._wait = waited  # type: ignore[method-assign]
-        conductor.start()
+        work = asyncio.create_task(conductor.run())
         try:
             yield app
         finally:
             conductor.stop()
-            conductor.join()
-            assert conductor.fatal is None, conductor.fatal
+            await work
 
     def untaken(self, peer: Party) -> int:
         link, theirs = self.lab.parties[peer].link, self.lab.leader.links[peer]
         return link.sent - theirs.received if link.round_id == theirs.round_id else 0
 
     async def run(self) -> None:
-        with self.app(asyncio.get_running_loop()) as app:
+        async with self.app() as app:
             while app._conductor.leader is None:
                 await asyncio.sleep(0.01)
             with contextlib.ExitStack() as stack:
                 async with asyncio.TaskGroup() as group:
                     for party in (HELPER, *self.lab.cohort):
                         member = self.lab.parties[party]
-                        steps = SharedSteps([member], 0.01, QUIET)
+                        steps = GroupCommit([member], 0.01, QUIET)
                         stack.callback(steps.close)
                         targets = self.requests.setdefault(party, [])
                         connection = MemoryConnection(create_app(app), targets)

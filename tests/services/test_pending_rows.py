@@ -177,7 +177,7 @@ def test_an_outcome_that_was_missed_is_heard_before_the_next_round(
         for c in others:
             lab._exchange(c)
     if counted:
-        while not leader.finished:
+        while not leader.is_over:
             lab._exchange(away)
             for c in others:
                 lab._exchange(c)

@@ -1,10 +1,11 @@
-"""Steps of parties that share a process and a journal: those ready together share one sync.
+"""Group commit: the one thread that writes a journal, for a leader, a helper and clients alike.
 
-Changes run in a thread of their own, one batch after the other. What comes in while a batch is at
-work is a part of it, as long as it has not taken `LONGEST`; what comes later is the next batch. A
-change is done when its batch is on disk; if it does not come to disk, everybody of the journal goes
-back to where the journal is, and has sent nothing. A change that fails in a way that nobody foresaw
-fails alone: the others of its batch are made once more, each by itself.
+Changes run in that thread, one batch after the other; a batch is one transaction and one sync of
+the disk (`docs/decisions/0016-group-commit.md`). What comes in while a batch is at work is a part
+of it, as long as it has not taken `LONGEST`; what comes later is the next batch. A change is done
+when its batch is on disk; if it does not come to disk, everybody of the journal goes back to where
+the journal is, and has sent nothing. A change that fails in a way that nobody foresaw fails alone:
+the others of its batch are made once more, each by itself.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from tessera.errors import TesseraError
 from tessera.runs.logs import JsonLog
-from tessera.services.dialing_party import DialingParty
 from tessera.services.journal import Journal, JournalFailed
+from tessera.services.link import NumberConflict, OldCopy
 
 T = TypeVar("T")
 Change = Callable[[], Any]
@@ -28,18 +29,37 @@ Waiting = tuple[Change, asyncio.Future[Any]]
 LONGEST: Final = 0.25
 """Seconds after which a batch takes no more changes: the first of many clients that train here
 should not wait for the last one."""
+REFUSALS: Final = (OldCopy, NumberConflict)
+"""What a change may raise and stay in its batch: it has changed nothing beside what it says."""
 
 
-class SharedSteps:
-    """Takes changes of these parties to their journal."""
+class Journalled(Protocol):
+    """A party whose state is in a journal."""
 
-    def __init__(self, parties: Sequence[DialingParty], retry: float, log: JsonLog) -> None:
+    journal: Journal
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is in no round."""
+
+    def load(self) -> None:
+        """Go back to where the journal is."""
+
+
+class GroupCommit:
+    """Takes changes of these parties to the journal that they share."""
+
+    def __init__(
+        self, parties: Sequence[Journalled], retry: float, log: JsonLog, *, fold: bool = True
+    ) -> None:
+        """`retry`: seconds of rest after a batch that did not come to disk. `fold`: once nobody is
+        in a round any more, erased secrets leave the log, too."""
         self._parties, self._retry, self._log = parties, retry, log
-        self._journal: Journal = parties[0].journal
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="steps")
+        self._journal = parties[0].journal
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._waiting: deque[Waiting] = deque()
         self._work: asyncio.Task[None] | None = None
-        self._in_rounds = False
+        self._fold, self._in_rounds = fold, False
         self._alone = 0
         """So many changes at the head of those that wait are made one by one."""
 
@@ -97,22 +117,17 @@ class SharedSteps:
                     taken.append(self._waiting.popleft())
                     try:
                         outcomes.append((taken[-1][0](), None))
-                    except JournalFailed:
-                        raise
-                    except TesseraError as refused:  # it says so and has changed nothing else
+                    except REFUSALS as refused:
                         outcomes.append((None, refused))
         except Exception:  # nothing of it has happened
             for party in self._parties:
                 party.load()
             raise
-        self._fold()
+        if self._fold:
+            before, self._in_rounds = self._in_rounds, any(not p.is_over for p in self._parties)
+            if before and not self._in_rounds:
+                self._journal.fold()
         return outcomes
-
-    def _fold(self) -> None:
-        """Once nobody is in a round any more, erased secrets leave the log, too."""
-        before, self._in_rounds = self._in_rounds, any(not p.is_over for p in self._parties)
-        if before and not self._in_rounds:
-            self._journal.fold()
 
     def close(self) -> None:
         self._thread.shutdown()

@@ -175,7 +175,7 @@ class LeaderService:
         return None if self.drawn is None else self.drawn.round_id
 
     @property
-    def finished(self) -> bool:
+    def is_over(self) -> bool:
         """Whether no round is under way."""
         return all(hand.finished for hand in self.parts)
 
@@ -251,7 +251,7 @@ class LeaderService:
         for peer, (round_id, number) in (heard or {}).items():
             if self.links[peer].round_id == round_id:
                 self._acknowledge(peer, number)
-        old = not self.finished and self._is_old_copy
+        old = not self.is_over and self._is_old_copy
         if not requests and not old:
             return []
         with self.journal.step():
@@ -290,7 +290,7 @@ class LeaderService:
         if message.number > MOST_MESSAGES and request.peer != HELPER:
             return Answer(conflict=f"a client has at most {MOST_MESSAGES} messages in a round")
         hand = self._part_of(request.peer)
-        if self.finished:
+        if self.is_over:
             return Answer(over=self.outcome(request.round_id))
         phase = hand.role.phase
         answer, out = self._given(hand, request.peer, message.data)
@@ -357,7 +357,7 @@ class LeaderService:
             self._stop(reason)
 
     def _stop(self, reason: str) -> None:
-        if self.drawn is None or self.finished:
+        if self.drawn is None or self.is_over:
             return
         for hand in self.parts:
             hand.aborted = RoundAborted(

@@ -8,7 +8,7 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote
@@ -21,10 +21,10 @@ from tessera.plan import ServicePlan
 from tessera.protocols.machine import RoundOutcome
 from tessera.services.http import FIRST, RECEIVED, REFUSED
 from tessera.services.http import requests as parcel
-from tessera.services.http.conductor import Conductor, Submission
+from tessera.services.http.conductor import Conductor
 from tessera.services.http.requests import SESSION, RefusedRequest, RequestChecker, SignedRequest
 from tessera.services.journal import CommittedOutcomes
-from tessera.services.leader import Answer, MessageRequest
+from tessera.services.leader import MessageRequest
 from tessera.services.link import LinkView, Numbered
 
 RETRY: Final = {"Retry-After": "1"}
@@ -33,8 +33,6 @@ MOST_NUMBER: Final = 1 << 62
 MOST_REASON: Final = 200
 MOST_SENDING: Final = 64
 PATIENCE: Final = 0.5
-GATHER: Final = 0.005
-"""Seconds; a few times what one step takes."""
 MOST_OF_ONE: Final = 8
 """Requests of one sender at a time; an honest one has one, and a second after a lost connection."""
 
@@ -46,32 +44,26 @@ class LeaderApp:
         self,
         conductor: Conductor,
         checker: RequestChecker,
-        outcomes: Callable[[], CommittedOutcomes],
         deadlines: ServicePlan,
         *,
         cap: int = parcel.MOST_BYTES,
     ) -> None:
         self._conductor, self._checker = conductor, checker
-        self._make_outcomes, self._deadlines, self._cap = outcomes, deadlines, cap
+        self._deadlines, self._cap = deadlines, cap
         self._outcomes: CommittedOutcomes | None = None
         self._news: dict[Party, asyncio.Event] = {}
         self._waiting: Counter[Party] = Counter()
-        self._ready: list[Submission] = []
-        self._handing_over: asyncio.TimerHandle | None = None
         self._packed: tuple[bytes, bytes] = b"", b""
         self._sending = asyncio.Semaphore(MOST_SENDING)
         self.untold: set[Party] = set()
         """Who took part and has not heard yet that there are no more rounds."""
         self.closing = False
+        conductor.on_news = self.wake
 
     # --- waiting for news -----------------------------------------------------------------------
 
-    def after_step(self, settled: Sequence[Submission], peers: frozenset[Party]) -> None:
-        """These messages are on disk, or cannot be; these peers have news, and only they are
-        woken."""
-        for each in settled:
-            if not each.ticket.done():  # else whoever asked is gone
-                each.ticket.set_result(each.answers)
+    def wake(self, peers: Collection[Party]) -> None:
+        """These peers have news, and only they are woken; at the end everybody is."""
         for peer in list(self._news) if self._conductor.finished or self.closing else peers:
             if (event := self._news.get(peer)) is not None:
                 event.set()
@@ -96,7 +88,7 @@ class LeaderApp:
     def outcomes(self) -> CommittedOutcomes | None:
         """None while the journal loads."""
         if self._outcomes is None and self._conductor.leader is not None:
-            self._outcomes = self._make_outcomes()
+            self._outcomes = CommittedOutcomes(self._conductor.leader.journal.path)
         return self._outcomes
 
     # --- requests -------------------------------------------------------------------------------
@@ -169,7 +161,8 @@ class LeaderApp:
                 return _json({"error": "the body did not come to its end"}, status=400, close=True)
             except ValueError as error:
                 return _json({"error": str(error)}, status=400)
-            answers = await self._taken(peer, round_id, sent)
+            requests = [MessageRequest(peer, round_id, message) for message in sent]
+            answers = await self._conductor.take(requests)
             if answers is None:
                 return _json({"error": "not stored, and so not taken"}, status=503, retry=True)
             for answer in answers:
@@ -187,29 +180,6 @@ class LeaderApp:
                 return _json(outcome, status=410)
             if "more" in query or self.closing or not await self._wait(peer, until):
                 return self._parcel((), leader.view(peer) or view, refused)
-
-    async def _taken(
-        self, peer: Party, round_id: RoundId, messages: Sequence[Numbered]
-    ) -> list[Answer] | None:
-        """What becomes of them, once they are on disk; None if they are not. They are handed over
-        when everybody has spoken who is due, and after `GATHER` at the latest: a step for each of
-        many would cost more than it gains."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[list[Answer] | None] = loop.create_future()
-        requests = [MessageRequest(peer, round_id, message) for message in messages]
-        self._ready.append(Submission(requests, future))
-        if len(self._ready) >= self._conductor.shown.get("missing", 0):
-            self._hand_over()
-        elif self._handing_over is None:
-            self._handing_over = loop.call_later(GATHER, self._hand_over)
-        return await future
-
-    def _hand_over(self) -> None:
-        if self._handing_over is not None:
-            self._handing_over.cancel()
-            self._handing_over = None
-        ready, self._ready = self._ready, []
-        self._conductor.submit(ready)
 
     def _parcel(self, messages: Sequence[Numbered], view: LinkView, refused: str) -> Response:
         headers = {RECEIVED: str(view.standing.received)}

@@ -1,48 +1,44 @@
-"""The conductor: the one thread that has the leader, and the only clock of a deployment.
+"""The conductor drives the leader, and has the only clock of a deployment.
 
-Requests are handed to it and wait for the step that takes them; all that came in while it was busy
-is one step, and one sync of the disk. It closes phases at their deadlines and opens the next round
-once the helper has the last one in its journal. After a restart a phase has its whole time again.
+Requests are handed to it and wait for the step that takes them; all that came in while the journal
+was busy is one step, and one sync of the disk. It closes phases at their deadlines and opens the
+next round once the helper has the last one in its journal. After a restart a phase has its whole
+time again.
+
+It decides in the event loop, and only while no step is at work. Steps are made in the thread of
+`GroupCommit`.
 """
 
 from __future__ import annotations
 
-import threading
+import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from tessera.ids import HELPER, ClientId, Party, RoundId
 from tessera.plan import ServicePlan
 from tessera.runs.logs import JsonLog
+from tessera.services.group_commit import GroupCommit
 from tessera.services.journal import JournalFailed
 from tessera.services.leader import Answer, Heard, LeaderService, MessageRequest
 
+T = TypeVar("T")
+Submission = tuple[Sequence[MessageRequest], asyncio.Future[list[Answer] | None]]
+
 FOREVER: Final = 3600.0
+GATHER: Final = 0.005
+"""Seconds; a few times what one step takes."""
 OLD_STATE: Final = (
     "peers remember later rounds than the leader does: its state is an old copy, and no round opens"
 )
 
 
-@dataclass(slots=True, eq=False)
-class Submission:
-    """Messages of one request. `answers` is what becomes of them; None if they are not on disk."""
-
-    requests: Sequence[MessageRequest]
-    ticket: Any = None
-    """The submitter's own."""
-    answers: list[Answer] | None = None
-
-
-OnStep = Callable[[Sequence[Submission], frozenset[Party]], None]
-"""Called from the conductor's thread after a step: whose messages are settled, and for whom there
-is news."""
-
-
-class Conductor(threading.Thread):
-    """Drives a `LeaderService`; `load` makes it, in this thread."""
+class Conductor:
+    """Drives a `LeaderService`; `load` makes it, in a thread."""
 
     def __init__(
         self,
@@ -50,177 +46,181 @@ class Conductor(threading.Thread):
         deadlines: ServicePlan,
         *,
         rounds: int | None,
-        on_step: OnStep,
-        on_fatal: Callable[[], None],
         log: JsonLog,
     ) -> None:
-        super().__init__(name="conductor", daemon=True)
         self.leader: LeaderService | None = None
-        self.fatal: BaseException | None = None
         self.finished = False
         """All rounds that were asked for are done, and everybody needed has heard of it. As it was
         after the last turn: while a round is being opened the leader has none in hand."""
+        self.on_news: Callable[[Collection[Party]], None] = lambda _: None
+        """Called after a step with those for whom there is news."""
         self.trouble = ""  # why steps do not commit at the moment
         self.deadline: float | None = None  # of the phase under way, by time.monotonic
         self.shown: dict[str, Any] = {"round": None, "phase": "loading"}  # after the last step
-        self._load, self._deadlines, self._rounds = load, deadlines, rounds
-        self._on_step, self._on_fatal, self._log = on_step, on_fatal, log
-        self._wake = threading.Condition()
+        self._load, self._deadlines, self._rounds, self._log = load, deadlines, rounds, log
+        self._wake = asyncio.Event()
         self._submitted: list[Submission] = []
+        self._gathering: asyncio.TimerHandle | None = None
         self._heard: dict[Party, Heard] = {}
-        self._urgent = False  # whether a step should not wait to take what was heard
         self._ahead: set[Party] = set()  # who remembers a later round than there is
         self._free: dict[ClientId, RoundId | None] = {}  # who waits for a round behind that one
         self._stopping = self._over = False
         self._timed = (-1, -1)  # (round, phases closed) that the deadline is for
         self._ended = time.monotonic()
 
-    # --- from the event loop --------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------
 
-    def submit(self, submissions: Sequence[Submission]) -> None:
-        """Have these messages taken; `on_step` is called when they are on disk, or cannot be."""
-        with self._wake:
-            if not self._over:
-                self._submitted += submissions
-                self._wake.notify()
-                return
-        self._on_step(submissions, frozenset())
+    async def take(self, requests: Sequence[MessageRequest]) -> list[Answer] | None:
+        """What becomes of these messages, once they are on disk; None if they cannot be. They are
+        taken when everybody has spoken who is due, and after `GATHER` at the latest: a step for
+        each of many would cost more than it gains."""
+        if self._over:
+            return None
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[Answer] | None] = loop.create_future()
+        self._submitted.append((requests, future))
+        if len(self._submitted) >= self.shown.get("missing", 0):
+            self._wake.set()
+        elif self._gathering is None:
+            self._gathering = loop.call_later(GATHER, self._wake.set)
+        return await future
 
     def heard(self, peer: Party, round_id: RoundId, number: int) -> None:
         """This peer has so many of its messages of the round in its journal."""
         leader = self.leader
         if leader is None or number <= leader.links[peer].acknowledged:
             return
-        with self._wake:
-            self._heard[peer] = max((round_id, number), self._heard.get(peer, (round_id, 0)))
-            # Others' may wait for the next step: nothing depends on them.
-            if peer == HELPER or number > leader.links[peer].sent:
-                self._urgent = True
-                self._wake.notify()
+        self._heard[peer] = max((round_id, number), self._heard.get(peer, (round_id, 0)))
+        # Others' may wait for the next step: nothing depends on them.
+        if peer == HELPER or number > leader.links[peer].sent:
+            self._wake.set()
 
     def waits(self, client: ClientId, behind: RoundId | None) -> None:
         """This client is free for a round behind that one."""
-        with self._wake:
-            self._free[client] = behind
-            if self.leader is not None and len(self._free) >= self.leader.plan.least_survivors:
-                self._wake.notify()
+        self._free[client] = behind
+        if self.leader is not None and len(self._free) >= self.leader.plan.least_survivors:
+            self._wake.set()
 
     def ahead(self, peer: Party) -> None:
         """This peer asks for what comes after a round that the leader does not know."""
-        with self._wake:
-            self._ahead.add(peer)
-            self._wake.notify()
+        self._ahead.add(peer)
+        self._wake.set()
 
     def stop(self) -> None:
         """No new round and no new step."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
+        self._stopping = True
+        self._wake.set()
 
-    def _done(self, leader: LeaderService) -> bool:
-        return (
-            self._rounds is not None
-            and leader.finished
-            and leader.course.next_round >= self._rounds
-        )
+    # --- turns ----------------------------------------------------------------------------------
 
-    # --- the thread -----------------------------------------------------------------------------
-
-    def run(self) -> None:
+    async def run(self) -> None:
+        """Until `stop`. What the journal refuses when it is loaded is raised, and what nobody
+        foresaw."""
+        steps: GroupCommit | None = None
         try:
-            self.leader = self._load()
-            self._log("loaded", round=self.leader.round_id, starts=self.leader.journal.starts)
+            leader = await asyncio.to_thread(self._load)
+            # Where its log has secrets a leader folds it itself, after the step that ends a round.
+            steps = GroupCommit([leader], self._deadlines.retry, self._log, fold=False)
+            self.leader = leader
+            self._log("loaded", round=leader.round_id, starts=leader.journal.starts)
             while not self._stopping:
-                self._turn(self.leader)  # first: a phase that was under way has its deadline again
-                self._wait(self.leader)
-        except Exception as error:  # noqa: BLE001 (shown by the process, which ends with it)
-            self.fatal = error
-            self._on_fatal()
+                await self._turn(leader, steps)  # first: a phase under way has its deadline again
+                await self._wait(leader)
         finally:
-            self._settle_all()
+            self._over = True
+            self._settle(self._submitted)
+            if steps is not None:
+                steps.close()
 
-    def _wait(self, leader: LeaderService) -> None:
-        """Until something came in, or a deadline. What may be missed is looked at under the lock:
-        whoever brings it has the lock, too, and wakes us."""
-        with self._wake:
-            due = FOREVER if self.deadline is None else self.deadline - time.monotonic()
-            if leader.finished and not self._done(leader):
-                due = min(due, self._opens_in(leader))
-            if not self._submitted and not self._urgent and not self._stopping and due > 0:
-                self._wake.wait(due)
+    async def _wait(self, leader: LeaderService) -> None:
+        """Until something came in, or a deadline."""
+        due = FOREVER if self.deadline is None else self.deadline - time.monotonic()
+        if leader.is_over and not self._done(leader):
+            due = min(due, self._opens_in(leader))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, due)):
+                await self._wake.wait()
 
-    def _turn(self, leader: LeaderService) -> None:
-        with self._wake:
-            taken, self._submitted = self._submitted, []
-            heard, self._heard = self._heard, {}
-            self._urgent = False
-        before = leader.round_id, leader.finished
+    async def _turn(self, leader: LeaderService, steps: GroupCommit) -> None:
+        self._wake.clear()
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        taken, self._submitted = self._submitted, []
+        heard, self._heard = self._heard, {}
+        before = leader.round_id, leader.is_over
+        answers: list[Answer] | None = None
         try:
             if taken or heard:
-                answers = iter(leader.handle([m for each in taken for m in each.requests], heard))
-                for each in taken:
-                    each.answers = list(islice(answers, len(each.requests)))
-            self._keep_time(leader)
+                requests = [each for sent, _ in taken for each in sent]
+                answers = await steps.run(partial(leader.handle, requests, heard))
+            await self._keep_time(leader, steps)
+            if self._done(leader) and self.shown.get("model") is None:
+                digest = await steps.run(lambda: leader.model.digest.hex())
+                self.shown = {**self.shown, "model": digest}
             self.trouble = ""
-        except JournalFailed as error:
-            # No step, nothing sent: the leader is again what its journal has.
+        except JournalFailed as error:  # no step, nothing sent: the leader is where its journal is
             self.trouble = str(error)
-            self._log("step failed", reason=str(error))
-            leader.load()
-            time.sleep(self._deadlines.retry)
-        if leader.finished and before != (leader.round_id, True) and leader.round_id is not None:
+        finally:
+            self._settle(taken, answers)
+        if leader.is_over and before != (leader.round_id, True) and leader.round_id is not None:
             self._ended = time.monotonic()
             self._log("round ended", outcome=leader.outcome(leader.round_id))
         self.finished = self._done(leader) and leader.heard_by_helper
-        changed, leader.changed = frozenset(leader.changed), set()
-        self._show(leader)
-        if taken or changed or self.finished:
-            self._on_step(taken, changed)
-
-    def _show(self, leader: LeaderService) -> None:
-        """What operators may know, put together between two steps."""
-        model = self.shown.get("model")
-        if self._done(leader) and model is None:
-            model = leader.model.digest.hex()
+        changed, leader.changed = leader.changed, set()
         self.shown = {
             "round": leader.round_id,
-            "phase": "between rounds" if leader.finished else ", ".join(leader.phases),
+            "phase": "between rounds" if leader.is_over else ", ".join(leader.phases),
             "missing": len(leader.missing),
             "restarts": leader.journal.starts - 1,
             "disk": leader.journal.bytes_on_disk,
             "trouble": self.trouble or (OLD_STATE if self._is_old_copy(leader) else ""),
-            "model": model,
+            "model": self.shown.get("model"),
         }
+        self.on_news(changed)
 
-    def _keep_time(self, leader: LeaderService) -> None:
+    @staticmethod
+    def _settle(taken: Sequence[Submission], answers: Sequence[Answer] | None = None) -> None:
+        """Everybody's own; None for everybody if nothing came to disk."""
+        rest = iter(answers or ())
+        for requests, future in taken:
+            own = None if answers is None else list(islice(rest, len(requests)))
+            if not future.done():  # else whoever asked is gone
+                future.set_result(own)
+
+    # --- the clock ------------------------------------------------------------------------------
+
+    async def _keep_time(self, leader: LeaderService, steps: GroupCommit) -> None:
         """Open a round that is due, or close a phase that is overdue."""
-        now = time.monotonic()
-        if leader.finished:
-            self.deadline = None
+        if leader.is_over:
             if not self._done(leader) and self._opens_in(leader) <= 0:
-                round_id = leader.open_round()
-                with self._wake:
-                    self._free = {c: r for c, r in self._free.items() if r == round_id}
+                round_id = await steps.run(leader.open_round)
+                self._free = {c: r for c, r in self._free.items() if r == round_id}
                 self._log("round opened", round=round_id)
-        elif self.deadline is not None and now >= self.deadline:
+        elif self.deadline is not None and time.monotonic() >= self.deadline:
             phases, missing = leader.phases, len(leader.missing)
-            leader.close_overdue()
+            await steps.run(leader.close_overdue)
             self._log("deadline", round=leader.round_id, phases=phases, missing=missing)
-        if leader.finished:
+        if leader.is_over:
             self.deadline = None
             return
         here = (int(leader.round_id or 0), leader.closed)
         if here != self._timed:
             first = here[0] != self._timed[0]
             self._timed = here
-            self.deadline = now + (self._deadlines.join if first else self._deadlines.phase)
+            limit = self._deadlines.join if first else self._deadlines.phase
+            self.deadline = time.monotonic() + limit
+
+    def _done(self, leader: LeaderService) -> bool:
+        return (
+            self._rounds is not None and leader.is_over and leader.course.next_round >= self._rounds
+        )
 
     def _opens_in(self, leader: LeaderService) -> float:
         """Seconds until the next round may open; FOREVER if somebody has to come first."""
         if not leader.heard_by_helper or self._stopping or self._is_old_copy(leader):
             return FOREVER
-        with self._wake:  # clients come in while this is counted
-            free = sum(leader.links[c].round_id == behind for c, behind in self._free.items())
+        free = sum(leader.links[c].round_id == behind for c, behind in self._free.items())
         since = time.monotonic() - self._ended
         if free >= len(leader.clients):
             return self._deadlines.pause - since
@@ -233,10 +233,3 @@ class Conductor(threading.Thread):
         client that says so is believed by nobody."""
         spare = len(leader.clients) - leader.plan.least_survivors
         return HELPER in self._ahead or len(self._ahead) > spare
-
-    def _settle_all(self) -> None:
-        """Nothing more comes to disk."""
-        with self._wake:
-            self._over = True
-            left, self._submitted = self._submitted, []
-        self._on_step(left, frozenset())

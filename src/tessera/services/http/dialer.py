@@ -29,7 +29,7 @@ from tessera.protocols.machine import RoundOutcome
 from tessera.runs.logs import JsonLog
 from tessera.services.client import ClientService
 from tessera.services.dialing_party import DialingParty
-from tessera.services.group_commit import SharedSteps
+from tessera.services.group_commit import GroupCommit
 from tessera.services.http import FIRST, RECEIVED, REFUSED, requests
 from tessera.services.http.connection import AnswerTooLong, LeaderConnection, NoAnswer, trusted
 from tessera.services.http.requests import SESSION, WINDOW, signed_headers
@@ -78,7 +78,7 @@ class Dialer:
         connection: LeaderConnection,
         deadlines: ServicePlan,
         log: JsonLog,
-        steps: SharedSteps,
+        steps: GroupCommit,
     ) -> None:
         """`steps` takes the changes of all who share a journal."""
         self.party, self._keyring, self._connection = party, keyring, connection
@@ -357,7 +357,7 @@ async def _dial(
         loop.add_signal_handler(which, stop.set)
     quiet = JsonLog("", quiet=True) if len(parties) >= QUIET_FROM else log
     trust = trusted(url, parties[0][1].folder / CA)
-    steps = SharedSteps([party for party, _ in parties], deadlines.retry, log)
+    steps = GroupCommit([party for party, _ in parties], deadlines.retry, log)
     with ExitStack() as stack:
         stack.callback(steps.close)
         dialers = []

@@ -1,4 +1,4 @@
-"""A leader's process: the conductor's thread, the event loop, and how it ends."""
+"""A leader's process: the conductor and the server in one event loop, and how it ends."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import signal
 import socket
 import sys
 import threading
+import time
 from asyncio.sslproto import SSLProtocol
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,14 +24,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tessera.crypto import kernel
 from tessera.errors import ConfigError
-from tessera.ids import Party
 from tessera.runs.logs import JsonLog
 from tessera.services.bundle import Bundle
 from tessera.services.http import is_loopback
 from tessera.services.http.app import LeaderApp, create_app
-from tessera.services.http.conductor import Conductor, Submission
+from tessera.services.http.conductor import Conductor
 from tessera.services.http.requests import RequestChecker
-from tessera.services.journal import CommittedOutcomes
 from tessera.services.keyring import Directory
 from tessera.services.leader import LeaderService
 
@@ -176,8 +175,8 @@ class RequestDeadline(H11Protocol):
 # --- leading --------------------------------------------------------------------------------------
 
 SWITCH: Final = 0.001
-"""Seconds until a thread that waits for the interpreter gets it. A process has two that matter, one
-at the line and one at the journal, and each waits for the other in every stage of a round."""
+"""Seconds until a thread that waits for the interpreter gets it. Two matter in a process, the event
+loop's and the journal's, and each waits for the other in every stage of a round."""
 NEW_OBJECTS: Final = 10_000
 """Containers made and not yet freed until garbage is looked for among them."""
 TLS_BUFFER: Final = 1 << 15
@@ -203,58 +202,41 @@ def lead(
     """
     prepare_process()
     deadlines = bundle.plan.service
-    loop_of: list[asyncio.AbstractEventLoop] = []
-
-    def on_step(settled: Sequence[Submission], peers: frozenset[Party]) -> None:
-        if loop_of:
-            with contextlib.suppress(RuntimeError):  # nobody is left to be told
-                loop_of[0].call_soon_threadsafe(app.after_step, settled, peers)
-
-    def on_fatal() -> None:
-        server.should_exit = True
-
-    conductor = Conductor(
-        load, deadlines, rounds=rounds, on_step=on_step, on_fatal=on_fatal, log=log
-    )
-
-    def outcomes() -> CommittedOutcomes:
-        assert conductor.leader is not None
-        return CommittedOutcomes(conductor.leader.journal.path)
-
-    app = LeaderApp(conductor, RequestChecker(directory, bundle.digest), outcomes, deadlines)
+    conductor = Conductor(load, deadlines, rounds=rounds, log=log)
+    app = LeaderApp(conductor, RequestChecker(directory, bundle.digest), deadlines)
     server = http_server(
         create_app(app), address, request=deadlines.request, keep=2 * deadlines.poll
     )
 
     async def main() -> None:
-        loop_of.append(asyncio.get_running_loop())
-        conductor.start()
-        watch = asyncio.create_task(watch_the_end())
-        await server.serve(sockets=[listening])
-        watch.cancel()
+        work = asyncio.create_task(conductor.run())
+        watch = asyncio.create_task(watch_the_end(work))
+        try:
+            await server.serve(sockets=[listening])
+        finally:
+            watch.cancel()
+            conductor.stop()
+            await work
 
-    async def watch_the_end() -> None:
-        while not conductor.finished and not server.should_exit:
+    async def watch_the_end(work: asyncio.Task[None]) -> None:
+        while not (conductor.finished or work.done() or server.should_exit):
             await asyncio.sleep(0.1)
         if conductor.finished:
             await asyncio.sleep(LINGER)
-            loop = loop_of[0]
-            last = loop.time() + deadlines.poll
-            while app.untold and loop.time() < last and not server.should_exit:
+            last = time.monotonic() + deadlines.poll
+            while app.untold and time.monotonic() < last and not server.should_exit:
                 await asyncio.sleep(0.1)
         app.closing = True
-        app.after_step((), frozenset())
+        app.wake(())
         server.should_exit = True
 
-    with address.bound() as listening:
-        on_listening(address.url(listening))
-        asyncio.run(main())
-    conductor.stop()
-    conductor.join()
-    if conductor.leader is not None:
-        conductor.leader.journal.close()
-    if conductor.fatal is not None:
-        raise conductor.fatal
+    try:
+        with address.bound() as listening:
+            on_listening(address.url(listening))
+            asyncio.run(main())
+    finally:
+        if conductor.leader is not None:
+            conductor.leader.journal.close()
     log("stopped", **{k: v for k, v in conductor.shown.items() if k in ("round", "model")})
     return 0
 
