@@ -62,8 +62,8 @@ from tessera.plan import (
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.rounds.events import RoundFinished
 from tessera.rounds.local_state import LocalState
+from tessera.rounds.noise import noise_of
 from tessera.rounds.root import simulated_coins
-from tessera.runs.client_training import contribution
 from tessera.simulation.cohort_training import TrainingOutcome
 from tessera.simulation.federation import Federation
 from tessera.simulation.subcohort import Participant
@@ -279,7 +279,7 @@ def _round(
         for job, result in zip(own, learner.train(own, round_id=0), strict=True):
             client = ClientId(job.client)
             coins = simulated_coins(entropy, plan, round_id, client)
-            outcome.updates[client] = contribution(plan, result.update, coins)
+            outcome.updates[client] = noise_of(plan).contribution(result.update, coins)
         return outcome
 
     federation = Federation(

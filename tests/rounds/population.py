@@ -19,8 +19,8 @@ from tessera.protocols.secagg.params import SecAggParams
 from tessera.protocols.secagg.server import Server
 from tessera.rounds.client import ClientRound
 from tessera.rounds.local_state import LocalState
+from tessera.rounds.noise import noise_of
 from tessera.rounds.root import simulated_coins
-from tessera.runs.client_training import contribution as noisy_contribution
 from tessera.simulation.cohort_training import TrainingOutcome, one_by_one
 from tessera.simulation.federation import Federation
 from tessera.simulation.subcohort import Participant
@@ -121,7 +121,7 @@ def federation(
         outcome = plain(round_id, submodels)
         for client, update in outcome.updates.items():
             coins = simulated_coins(entropy, settings, round_id, client)
-            outcome.updates[client] = noisy_contribution(settings, update, coins)
+            outcome.updates[client] = noise_of(settings).contribution(update, coins)
         return outcome
 
     return Federation(

@@ -11,18 +11,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.learning.bound_model import BoundModel
+from tessera.learning.tables.arrays import Ids
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
 from tessera.learning.training.jobs import Job, Learner, Trained, drawn
 from tessera.learning.training.settings import FAILURES, LocalTraining
 from tessera.plan import Plan
-from tessera.rounds.clipped_vector import clipped_update, noisy_update
+from tessera.rounds.negatives import with_negatives
 from tessera.runs.noisy import cut_examples
+
+
+def own_rows(bound: BoundModel, examples: Examples, secret: Secret) -> dict[str, Ids]:
+    """The rows of a client's examples, and negatives where there is a softmax."""
+    own, softmax = bound.row_ids_of(examples), bound.candidates
+    if softmax is None:
+        return own
+    return with_negatives(own, softmax.root, softmax.rows, softmax.negatives, secret)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +52,7 @@ class ClientTraining:
     ) -> Job:
         """What a client trains in a round; `examples` and `local` are all that it has."""
         some = drawn(examples, self.training.examples, coins)
-        if self.plan.dp is not None and self.plan.dp.by_examples:
-            some = cut_examples(self.plan, self.bound, some, coins)
+        some = cut_examples(self.plan, self.bound, some, coins)
         return Job(client, submodel, some, local, coins=coins)
 
     def alone(
@@ -98,21 +105,3 @@ def untrained(submodel: Submodel, local: Mapping[str, TablePart], error: Excepti
     update = ModelUpdate(np.zeros_like(submodel.dense), 0, tables)
     why = f"training raised {type(error).__name__}"
     return Trained(update, local, 0.0, 0, finite=False, failed=why)
-
-
-# --- contribution ---------------------------------------------------------------------------------
-#
-# What a client sends of its update where a plan has [dp]: clipped, and with noise of its own.
-#
-# At user level an update is clipped as a whole. Noise that belongs to every step of training is in
-# the update already; where noise is on the sum, the role clips and rounds.
-
-
-def contribution(plan: Plan, update: ModelUpdate, coins: Secret) -> ModelUpdate:
-    """What leaves the client, before it is encoded; its noise follows from its coins."""
-    section = plan.dp
-    if section is None or section.by_batches or section.on_integers:
-        return update  # as one vector when it is encoded, where noise is on the sum
-    clipped = clipped_update(update, section.clip)
-    noise = coins.derive(Label.CLIENT_NOISE)
-    return noisy_update(clipped, section.clip, section.noise, noise)

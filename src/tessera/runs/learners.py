@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -11,6 +12,9 @@ from tessera.learning.training.jobs import Job, Learner, Trainable
 from tessera.learning.training.local import NoisySequential, Sequential
 from tessera.learning.training.noisy_steps import NoisySteps
 from tessera.learning.training.vectorised.check import best, best_noisy, tried
+from tessera.plan import Plan
+from tessera.runs.noisy import noisy_steps
+from tessera.tasks import Task
 
 WORTH_COMPILING: Final = 1_000_000
 """Examples that a run still trains on, from which the minute of a compilation comes back.
@@ -42,6 +46,39 @@ class ChosenLearner:
 
     learner: Learner
     reason: str
+
+
+def learner_of(
+    plan: Plan,
+    task: Task,
+    model: Trainable,
+    how: Trainer = Trainer.SEQUENTIAL,
+    *,
+    sample: Callable[[], list[Job]] = list,
+    rounds: int = 0,
+) -> ChosenLearner:
+    """Who trains clients of this task: its own learner if it has one. `sample`: what a few clients
+    train, to try others on; compiling has to pay off in so many `rounds`."""
+    bound, training = model.bound, model.training
+    clips = plan.dp is not None and plan.dp.by_examples
+    noisy = noisy_steps(plan) if clips else None
+    if noisy is not None and task.noisy_learner is not None:
+        own = task.noisy_learner(bound, training, noisy)
+        return ChosenLearner(own, "the task's own, with noise per person")
+    if noisy is None and task.learner is not None:
+        return ChosenLearner(task.learner(bound, training), "the task's own")
+    mean = len(task.data.train) / task.data.clients
+    if training.examples:
+        mean = min(mean, training.examples)
+    if noisy is not None:
+        mean = noisy.steps * noisy.batch
+    return choose(
+        how,
+        model,
+        sample=sample(),
+        examples=int(rounds * plan.cohort * mean),
+        noisy=noisy,
+    )
 
 
 def choose(

@@ -84,8 +84,8 @@ def index_steps(plan: Plan) -> NoisySteps:
 
 def cut_examples(plan: Plan, bound: BoundModel, examples: Examples, secret: Secret) -> Examples:
     """A client's examples of a round, cut by its own coins where a row is what is protected."""
-    section = noise_of(plan).dp
-    if section.unit != "index":
+    section = plan.dp
+    if section is None or section.unit != "index":
         return examples
     places = places_in(bound.fetched_fields(examples))
     return RowCut.of(section.per_row, places).apply(bound, examples, secret)

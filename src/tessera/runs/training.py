@@ -32,7 +32,6 @@ from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.compression import Residual, TopBy, shapes_text
 from tessera.learning.popularity import Popularity
-from tessera.learning.tables.arrays import Ids
 from tessera.learning.tables.own_rows import OwnRows
 from tessera.learning.tables.spec import TableSpec
 from tessera.learning.tables.store import ModelStore
@@ -49,14 +48,13 @@ from tessera.rounds import schemes
 from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.events import Event, TrainingEnded
 from tessera.rounds.local_state import LocalState
-from tessera.rounds.negatives import with_negatives
 from tessera.rounds.noise import noise_of
 from tessera.rounds.root import lasting_secret, simulated_coins
-from tessera.runs.client_training import ClientTraining, contribution
+from tessera.runs.client_training import ClientTraining, own_rows
 from tessera.runs.evaluation import EarlyStopping, Evaluation
 from tessera.runs.folder import check_round
-from tessera.runs.learners import ChosenLearner, Trainer, choose
-from tessera.runs.noisy import check_examples, noisy_steps
+from tessera.runs.learners import ChosenLearner, Trainer, learner_of
+from tessera.runs.noisy import check_examples
 from tessera.runs.people import check_home, check_shared_rows, with_subjects
 from tessera.runs.run_root import owners_folder, run_root
 from tessera.runs.setup import Ledgers, SetupProgress, select_rows, set_up
@@ -212,7 +210,7 @@ class Clients(Mapping[ClientId, Participant]):
         if client not in self._made:
             secret = self.secret_of(client)
             local = LocalState(
-                real=self._rows(client, secret),
+                real=own_rows(self._bound, self._data.of(int(client)), secret),
                 secret=secret,
                 rows=SimulatedRows(self._local),
                 periods=MemoryPeriods(),
@@ -227,13 +225,6 @@ class Clients(Mapping[ClientId, Participant]):
     def secret_of(self, client: int) -> Secret:
         """A client's lasting secret."""
         return lasting_secret(self._secrets_from, self._plan.federation, client)
-
-    def _rows(self, client: ClientId, secret: Secret) -> dict[str, Ids]:
-        """The rows of its examples, and negatives where there is a softmax."""
-        own, softmax = self._bound.row_ids_of(self._data.of(int(client))), self._bound.candidates
-        if softmax is None:
-            return own
-        return with_negatives(own, softmax.root, softmax.rows, softmax.negatives, secret)
 
     def residuals(self) -> Iterator[tuple[ClientId, npt.NDArray[np.int32]]]:
         """What those who were asked for have not sent yet."""
@@ -370,30 +361,14 @@ class Training:
     @cached_property
     def learner(self) -> ChosenLearner:
         """Who trains a cohort; found out when it is first needed."""
-        training = self.local_training
-        if self.clips_examples and self.task.noisy_learner is not None:
-            own = self.task.noisy_learner(self.bound, training, noisy_steps(self.plan))
-            return ChosenLearner(own, "the task's own, with noise per person")
-        if self.task.learner is not None:
-            return ChosenLearner(self.task.learner(self.bound, training), "the task's own")
-        mean = len(self.task.data.train) / self.task.data.clients
-        if training.examples:
-            mean = min(mean, training.examples)
-        noisy = noisy_steps(self.plan) if self.clips_examples else None
-        if noisy is not None:
-            mean = noisy.steps * noisy.batch
-        return choose(
+        return learner_of(
+            self.plan,
+            self.task,
+            Trainable(self.module, self.bound, self.task.loss, self.local_training),
             self.trainer,
-            Trainable(self.module, self.bound, self.task.loss, training),
-            sample=[self.job(c, self._whole(c)) for c in self.clients.eligible[:3]],
-            examples=int(self._to_come * self.plan.cohort * mean),
-            noisy=noisy,
+            sample=lambda: [self.job(c, self._whole(c)) for c in self.clients.eligible[:3]],
+            rounds=self._to_come,
         )
-
-    @property
-    def clips_examples(self) -> bool:
-        """Whether clients clip examples or groups of them, most with noise in every step."""
-        return self.plan.dp is not None and self.plan.dp.by_examples
 
     # --- rounds ---------------------------------------------------------------------------------
 
@@ -432,11 +407,11 @@ class Training:
         started = time.process_time()
         trained = self._client_training.train(jobs, round_id)
         spent = time.process_time() - started
-        outcome = TrainingOutcome()
+        outcome, noise = TrainingOutcome(), noise_of(self.plan)
         every = max(1, sum(t.examples for t in trained))
         for client, job, result in zip(submodels, jobs, trained, strict=True):
             update = self._selected(submodels[client], result.update)
-            outcome.updates[client] = contribution(self.plan, update, job.coins)
+            outcome.updates[client] = noise.contribution(update, job.coins)
             outcome.seconds[client] = spent * result.examples / every
             outcome.groups_not_finite += result.not_finite
             if result.most:

@@ -22,8 +22,8 @@ from tessera.privacy.index.period import PeriodStore
 from tessera.protocols.machine import Outbound, RoundOutcome
 from tessera.protocols.two_server.params import Servers
 from tessera.rounds.local_state import LocalState, Word
+from tessera.rounds.noise import noise_of
 from tessera.rounds.roles import ClientParty, RoundClient, StoredRole, roles_of
-from tessera.runs.client_training import contribution
 from tessera.services.dialing_party import DialingParty
 from tessera.services.journal import Journal
 from tessera.services.journal_stores import JournalPeriods, charges, load_local, save_local
@@ -36,12 +36,12 @@ MakeLocal = Callable[[PeriodStore, Ledger], LocalState]
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """What came out of training: an update, or None; and rows that stay with the client.
+    """What came out of training: an update, and rows that stay with the client.
 
     `broken` says why there are zeros instead of an update; only this client knows.
     """
 
-    update: ModelUpdate | None
+    update: ModelUpdate
     local: Mapping[str, TablePart] = field(default_factory=dict, repr=False)
     broken: str = ""
 
@@ -131,9 +131,8 @@ class ClientService(DialingParty):
             return False
         coins = self.role.coins
         trained = self._train(round_id, submodel, coins)
-        if trained.update is not None:
-            trained = replace(trained, update=contribution(self.plan, trained.update, coins))
-        self.supply(trained)
+        update = noise_of(self.plan).contribution(trained.update, coins)
+        self.supply(replace(trained, update=update))
         return True
 
     def supply(self, trained: TrainingResult) -> None:

@@ -17,14 +17,12 @@ from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.tables.own_rows import first_rows
 from tessera.learning.tables.submodel import Submodel, TablePart
-from tessera.learning.training.jobs import Learner, Trainable
-from tessera.learning.training.local import NoisySequential, Sequential
+from tessera.learning.training.jobs import Trainable
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import PeriodStore
 from tessera.rounds.local_state import LocalState
-from tessera.rounds.negatives import with_negatives
-from tessera.runs.client_training import ClientTraining
-from tessera.runs.noisy import noisy_steps
+from tessera.runs.client_training import ClientTraining, own_rows
+from tessera.runs.learners import learner_of
 from tessera.runs.people import with_subjects
 from tessera.runs.training import complete
 from tessera.services.bundle import Bundle
@@ -48,16 +46,7 @@ def task_maker(bundle: Bundle, data: Path | None, entropy: Entropy) -> ClientMak
     bound = task.bind(module)
     task = with_subjects(task, bound, plan)
     training = plan.training or task.recommended.training
-    noisy = plan.dp is not None and plan.dp.by_examples
-    learner: Learner
-    if noisy and task.noisy_learner is not None:
-        learner = task.noisy_learner(bound, training, noisy_steps(plan))
-    elif noisy:
-        learner = NoisySequential(Trainable(module, bound, task.loss, training), noisy_steps(plan))
-    elif task.learner is None:
-        learner = Sequential(Trainable(module, bound, task.loss, training))
-    else:
-        learner = task.learner(bound, training)
+    learner = learner_of(plan, task, Trainable(module, bound, task.loss, training)).learner
     client_training = ClientTraining(plan, bound, training, learner)
     maps = bound.derived_maps()
 
@@ -71,10 +60,7 @@ def task_maker(bundle: Bundle, data: Path | None, entropy: Entropy) -> ClientMak
         secret = own_secret(journal, name, entropy, plan.federation, int(client))
         rows = JournalRows(journal, name)
         examples = draw_own(task.data, int(client), secret)
-        real, softmax = bound.row_ids_of(examples), bound.candidates
-        if softmax is not None:
-            real = with_negatives(real, softmax.root, softmax.rows, softmax.negatives, secret)
-
+        real = own_rows(bound, examples, secret)
         names = tasks.own_names(
             task, plan.task.name, data=data, options=plan.task.options, client=int(client)
         )
@@ -84,7 +70,7 @@ def task_maker(bundle: Bundle, data: Path | None, entropy: Entropy) -> ClientMak
                 real=real, periods=periods, ledger=ledger, derived=maps, names=names, rows=rows
             )
 
-        def own_rows() -> dict[str, TablePart]:
+        def local_rows() -> dict[str, TablePart]:
             """As they were last trained in a round that counted, or as they begin."""
             found = {}
             for table, ids in bound.local_row_ids_of(examples).items():
@@ -96,7 +82,7 @@ def task_maker(bundle: Bundle, data: Path | None, entropy: Entropy) -> ClientMak
             return found
 
         def train(round_id: RoundId, submodel: Submodel, coins: Secret) -> TrainingResult:
-            own = own_rows()
+            own = local_rows()
             trained = client_training.alone(int(client), submodel, examples, own, coins, round_id)
             broken = trained.failed and f"round {round_id}: {trained.failed}"
             return TrainingResult(trained.update, trained.local, broken)
