@@ -24,7 +24,7 @@ from tessera.audit.identification import (
     LINKS,
     MOVEMENT,
     PARTICIPATION,
-    NamingAttacks,
+    IdentificationAttacks,
 )
 from tessera.audit.record import Record
 from tessera.cli import main as cli
@@ -46,7 +46,7 @@ COHORT, GROUP, ROUNDS = 12, 6, 12
 def attack(folder: Path) -> dict[str, Finding]:
     record = Record.load(folder)
     plan = record.plan.group_plan
-    tried = [NamingAttacks(plan, record.truth)]
+    tried = [IdentificationAttacks(plan, record.truth)]
     if plan.scheme is Scheme.SECURE_SUBMODEL:
         tried.append(Flips(plan, record.truth))
     for view in record.rounds():
@@ -178,7 +178,7 @@ def test_whoever_is_there_when_a_row_changes_is_named_by_it(tmp_path: Path, sche
     found = attack(folder)
     best = found[f"{PARTICIPATION}: {BEST_GUESS}"]
     assert best.measured > 0.7 and best.chance < 0.2
-    assert best.verdict is Verdict.UNCLAIMED and "B = 1, named" in best.meaning
+    assert best.verdict is Verdict.UNCLAIMED and "B = 1, identified" in best.meaning
     assert set(verdicts(found, MOVEMENT)) == {Verdict.UNCLAIMED}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from rounds.two_server.test_top import task
 from simulation import test_top as dense
 from tessera import simulate
-from tessera.audit import in_the_clear, two_server
+from tessera.audit import in_the_clear, two_server, two_server_view
 from tessera.audit.finding import Finding, Verdict
 from tessera.audit.record import Record
 from tessera.audit.suite import report
@@ -60,18 +61,18 @@ def test_both_servers_together_read_them(tmp_path, monkeypatch):
     for round_id, seen, helpers in record.entries_of_both():
         ours = leader_view(record.plan, round_id, seen)
         theirs = helper_view(record.plan, round_id, helpers, record.box_key, {})
-        places = two_server.selected_places(ours, theirs)
+        places = two_server_view.selected_places(ours, theirs)
         assert sorted(p.tolist() for p in places.values()) == sorted(told[int(round_id)])
     both = {v.whose: v for v in (ours, theirs)}
 
     def together(layout, public, seed, context, table, whose, rows):
         spec = next(s for s in ours.params.tables if s.table == table)
-        shares = [two_server.shares_at(v, spec, context.client, rows) for v in both.values()]
+        shares = [two_server_view.shares_at(v, spec, context.client, rows) for v in both.values()]
         return np.abs(ours.params.group.add(*shares).astype(float)).sum(axis=1)
 
     monkeypatch.setattr(two_server, "_share", together)
     attack = two_server.TwoServerAttacks(record.plan, record.truth)
-    attack.take(ours, places)
+    attack.take(replace(ours, selected=places))
     finding = next(f for f in attack.findings() if f.name == PLACES.format("leader"))
     assert finding.trials and finding.measured == 1.0
 

@@ -55,7 +55,7 @@ def test_the_table_fits_80_columns_and_cuts_nothing(folder: Path) -> None:
     assert "within bound" in text and "4 recorded rounds, by the server and one client" in text
     text = " ".join(text.split())
     assert "counts against answers: a row's counts" in text and "Chance: a random guess" in text
-    assert "Claimed is what follows from the answers alone; with the sums B = 1, named" in text
+    assert "Claimed is what follows from the answers alone; with the sums B = 1, identified" in text
 
 
 def test_a_broken_claim_is_called_broken(capsys: pytest.CaptureFixture[str]) -> None:

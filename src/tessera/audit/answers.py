@@ -15,8 +15,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tessera.audit.attack import Attack, scored
 from tessera.audit.finding import LEVEL, ClusteredTrials, Finding, FindingUnit, wilson
-from tessera.audit.record import RoundView, Truth
+from tessera.audit.record import RoundView, Shown, Truth
 from tessera.ids import ClientId
 from tessera.learning.tables.arrays import Ids
 from tessera.plan import Plan
@@ -287,3 +288,21 @@ class Flips:
             changed = (yes < times) & (always | (yes > 0)) & tried
             self._flipped.add(self._period, int(changed.sum()), int(tried.sum()))
         self._rounds.clear()
+
+
+INFERENCE: Final = Attack(
+    name="inference from revealed sets",
+    needs=Shown.ANSWERS,
+    claim="epsilon_after",
+    reads=lambda seen: seen.sums,
+    by=scored(Inference),
+)
+
+
+FLIPS: Final = Attack(
+    name="flips",
+    needs=Shown.ANSWERS,
+    claim="0",
+    reads=lambda seen: seen.sums,
+    by=scored(Flips),
+)

@@ -13,9 +13,9 @@ be. Everywhere else nothing is claimed.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,9 @@ from tessera.audit.evidence import Circle
 from tessera.audit.finding import ClusteredTrials, Finding
 from tessera.audit.transcript import Bits, Indices, Meeting
 from tessera.ids import ClientId
-from tessera.plan import Plan
+from tessera.plan import Plan, PrivacyPlan
 from tessera.privacy.index import exposure
-from tessera.privacy.index.bound import naming_bound
+from tessera.privacy.index.bound import Promise, naming_bound
 from tessera.privacy.index.posterior import (
     CONFIDENT,
     DIGITS,
@@ -42,10 +42,11 @@ Answered = npt.NDArray[np.int64]
 DRAWS: Final = 300_000
 """Answers that are drawn to find out what they tell, about; by at least `LEAST` rows."""
 LEAST: Final = 2000
-BY_LOT: Final = 0.02
-"""How far what is drawn may be off."""
 FEW: Final = 8
 """Above so many holders, rows with similar numbers of them are drawn together."""
+BY_BOUND: Final = (
+    "Claimed is B on average, h / g for a row that h of g members hold: they look the same"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +56,44 @@ class Claims:
     mean: Floats = field(repr=False)
     most: Floats = field(repr=False)
 
-    @classmethod
-    def nothing(cls, circle: Circle) -> Claims:
-        return cls(np.ones(circle.truth.shape), np.ones(circle.truth.shape))
 
-    @classmethod
-    def by_groups(
-        cls, plan: Plan, circle: Circle, meetings: Sequence[Meeting], *, curious_clients: int = 0
+@dataclass(frozen=True, slots=True)
+class HolderClaim:
+    """What a plan claims for guesses at a row's holder, in words and for each guess: nothing."""
+
+    words: ClassVar[str] = "Nothing makes two clients look the same: B = 1, identified"
+    spread: ClassVar[float] = 0.0
+
+    def on(
+        self, circle: Circle, meetings: Sequence[Meeting], *, curious_clients: int = 0
     ) -> Claims:
-        """B, for the holders in the group that a client met first; it is to meet no other."""
-        first = _first_groups(meetings)
-        return cls.by_bound(
-            plan, circle, {first[c] for c in circle.clients}, curious_clients=curious_clients
+        return Claims(np.ones(circle.truth.shape), np.ones(circle.truth.shape))
+
+    def without_answers(self) -> HolderClaim:
+        """Against who looks at participation alone: no answer says who takes part."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class GroupClaim(HolderClaim):
+    """Of fixed groups: B, for the holders in the group that a client met first."""
+
+    promise: Promise
+    words: ClassVar[str] = BY_BOUND
+
+    def on(
+        self, circle: Circle, meetings: Sequence[Meeting], *, curious_clients: int = 0
+    ) -> Claims:
+        first: dict[ClientId, frozenset[ClientId]] = {}
+        for one in meetings:
+            for client in one.met:
+                first.setdefault(client, frozenset(one.met))
+        return self.in_groups(
+            circle, {first[c] for c in circle.clients}, curious_clients=curious_clients
         )
 
-    @classmethod
-    def by_bound(
-        cls,
-        plan: Plan,
+    def in_groups(
+        self,
         circle: Circle,
         groups: Iterable[Collection[ClientId]],
         *,
@@ -84,18 +105,29 @@ class Claims:
             here = [i for i, c in enumerate(circle.clients) if c in group]
             held = np.maximum(circle.truth[:, here].sum(axis=1), 1)
             by_holders = {
-                int(h): plan.promise.bound(holders=int(h), curious_clients=curious_clients)
+                int(h): self.promise.bound(holders=int(h), curious_clients=curious_clients)
                 for h in np.unique(held)
             }
             bound[:, here] = np.array([by_holders[int(h)] for h in held])[:, None]
-        return cls(bound, bound)
+        return Claims(bound, bound)
 
-    @classmethod
-    def by_answers(cls, plan: Plan, circle: Circle, meetings: Sequence[Meeting]) -> Claims:
-        """What answers about a row tell about its holders, nothing else being known."""
+
+@dataclass(frozen=True, slots=True)
+class AnswerClaim(HolderClaim):
+    """Of a level of the answers: what they tell about a row's holders, nothing else being known."""
+
+    privacy: PrivacyPlan
+    words: ClassVar[str] = (
+        "Claimed is what follows from the answers alone; with the sums B = 1, identified"
+    )
+    spread: ClassVar[float] = 0.02  # how far what is drawn may be off
+
+    def on(
+        self, circle: Circle, meetings: Sequence[Meeting], *, curious_clients: int = 0
+    ) -> Claims:
         answered, held = answers_by_period(circle, meetings), circle.truth.sum(axis=1)
         level = math.fsum(
-            exposure.epsilon_after(plan.privacy.index, int(most))
+            exposure.epsilon_after(self.privacy.index, int(most))
             for most in answered.max(axis=0, initial=0)
             if most
         )
@@ -107,17 +139,26 @@ class Claims:
                 holders if holders <= FEW else math.ceil(1.25 ** math.ceil(math.log(holders, 1.25)))
             )
             if more not in drawn:
-                drawn[more] = answers_alone(plan, answered, more)
+                drawn[more] = answers_alone(self.privacy, answered, more)
             mean[here] = drawn[more]
             most[here] = naming_bound(holders=holders, alike=len(circle.clients), level=level)
         shape = circle.truth.shape
-        return cls(*(np.broadcast_to(part[:, None], shape) for part in (mean, most)))
+        return Claims(*(np.broadcast_to(part[:, None], shape) for part in (mean, most)))
+
+    def without_answers(self) -> HolderClaim:
+        return HolderClaim()
 
 
-def has_level(plan: Plan) -> bool:
-    """Whether the plan prints a level of the answers that says something."""
-    randomised = schemes.of(plan).randomises and not plan.grouped
-    return randomised and 0.0 < exposure.epsilon_longitudinal(plan.privacy.index) < math.inf
+def holder_claim(plan: Plan) -> HolderClaim:
+    """What this plan claims for guesses at a row's holder."""
+    if plan.grouped:
+        return GroupClaim(plan.promise)
+    if (
+        schemes.of(plan).randomises
+        and 0.0 < exposure.epsilon_longitudinal(plan.privacy.index) < math.inf
+    ):
+        return AnswerClaim(plan.privacy)
+    return HolderClaim()
 
 
 def answers_by_period(circle: Circle, meetings: Sequence[Meeting]) -> Answered:
@@ -132,12 +173,12 @@ def answers_by_period(circle: Circle, meetings: Sequence[Meeting]) -> Answered:
     return answered
 
 
-def answers_alone(plan: Plan, answered: Answered, holders: int) -> float:
+def answers_alone(plan: PrivacyPlan, answered: Answered, holders: int) -> float:
     """How often the best guess from the answers alone is right, for a row with so many holders.
 
     Drawn by the plan's probabilities: every client is asked about the row whenever it answers.
     """
-    privacy, perturbed = plan.privacy.index, plan.privacy.perturbation
+    privacy, perturbed = plan.index, plan.perturbation
     clients, periods = answered.shape
     if holders >= clients:
         return 1.0
@@ -160,22 +201,11 @@ def answers_alone(plan: Plan, answered: Answered, holders: int) -> float:
     return float(best_guesses(score, truth, rng).right.mean())
 
 
-def _first_groups(meetings: Sequence[Meeting]) -> Mapping[ClientId, frozenset[ClientId]]:
-    found: dict[ClientId, frozenset[ClientId]] = {}
-    for one in meetings:
-        for client in one.met:
-            found.setdefault(client, frozenset(one.met))
-    return found
-
-
 # --- guesses --------------------------------------------------------------------------------------
 
 BEST_GUESS: Final = "best guess at a row's holder"
 CONFIDENT_GUESS: Final = "the most confident 1 %"
 CLIENT: Final = "client"
-BY_BOUND: Final = (
-    "Claimed is B on average, h / g for a row that h of g members hold: they look the same"
-)
 
 
 @dataclass(slots=True)

@@ -27,13 +27,13 @@ from typing import Final
 import numpy as np
 
 from tessera.audit import evidence
+from tessera.audit.attack import Attack, scored
 from tessera.audit.evidence import Circle, circles
 from tessera.audit.finding import Finding
-from tessera.audit.guesses import BY_BOUND, BY_LOT, CLIENT, Claims, GuessTrials, has_level
-from tessera.audit.record import RoundView, Truth
+from tessera.audit.guesses import CLIENT, Claims, GuessTrials, HolderClaim, holder_claim
+from tessera.audit.record import RoundView, Shown, Truth
 from tessera.audit.transcript import Indices, Meeting, Transcript, common_holders
-from tessera.audit.two_server import EITHER
-from tessera.audit.two_server_view import TwoServerView
+from tessera.audit.two_server_view import EITHER, TwoServerView
 from tessera.ids import SERVER, ClientId
 from tessera.learning.tables.arrays import Ids
 from tessera.plan import Plan
@@ -45,8 +45,6 @@ PARTICIPATION: Final = "participation"
 MOVEMENT: Final = "movement"
 LINKS: Final = "linked rows"
 ATTACKS: Final = (COUNTS, PARTICIPATION, MOVEMENT, LINKS)
-BY_ANSWERS: Final = "Claimed is what follows from the answers alone; with the sums B = 1, named"
-BY_NOTHING: Final = "Nothing makes two clients look the same: B = 1, named"
 MEANINGS: Final = {
     COUNTS: "a row's counts and unions copy what its holders answered, round by round",
     PARTICIPATION: "who took part when a row was in the union or changed, and who when not",
@@ -56,22 +54,20 @@ MEANINGS: Final = {
 
 
 @dataclass(slots=True)
-class NamingAttacks:
+class IdentificationAttacks:
     """Takes every round, and attacks once all are there."""
 
     plan: Plan
     truth: Truth = field(repr=False)
     only: Ids | None = field(default=None, repr=False)  # the rows to attack; by chance if not given
+    attacker: str = SERVER
     transcript: Transcript = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.transcript = Transcript(self.plan, self.truth, self.only)
 
-    def take(self, view: RoundView) -> None:
+    def take(self, view: RoundView | TwoServerView) -> None:
         self.transcript.take(view)
-
-    def take_two_server(self, view: TwoServerView) -> None:
-        self.transcript.take_two_server(view)
 
     def posteriors(self, name: str, client: ClientId, rows: Ids) -> Iterator[tuple[Circle, Floats]]:
         """One attack on some rows of a client, where it met others: P(it holds) by row and client.
@@ -91,72 +87,55 @@ class NamingAttacks:
         return circles(self.transcript.meetings, owned)
 
     def findings(self) -> list[Finding]:
-        plan, found = self.plan, self._circles()
-        two = schemes.of(plan).two_servers
         guesses = {name: GuessTrials() for name in self._tried}
-        for number, circle in enumerate(found):
+        for number, circle in enumerate(self._circles()):
             meetings = _of(circle, self.transcript.meetings)
             for name, (seen, holds, claims) in self._attack(circle, meetings).items():
                 if seen.rows.size and len(seen.clients) > 1:
                     rng = np.random.default_rng([number, ATTACKS.index(name), 23])
                     guesses[name].add(seen, holds, claims, rng)
-        server = EITHER if two else SERVER
-        return [
-            finding
-            for name, each in guesses.items()
-            for finding in each.findings(
+        found: list[Finding] = []
+        for name, each in guesses.items():
+            claim = self._claim(name)
+            found += each.findings(
                 name,
-                CLIENT if name == MOVEMENT else server,
+                CLIENT if name == MOVEMENT else self.attacker,
                 meaning=MEANINGS[name],
-                spread=BY_LOT if self._claim_of(name) == BY_ANSWERS else 0.0,
-                claim=self._claim_of(name),
+                spread=claim.spread,
+                claim=claim.words,
             )
-        ]
+        return found
 
-    def _claim_of(self, name: str) -> str:
-        """What this attack is held against, in words. No answer says who takes part."""
-        if self.plan.grouped:
-            return BY_BOUND
-        return BY_ANSWERS if has_level(self.plan) and name != PARTICIPATION else BY_NOTHING
+    def _claim(self, name: str) -> HolderClaim:
+        claim = holder_claim(self.plan)
+        return claim.without_answers() if name == PARTICIPATION else claim
 
     @property
     def _tried(self) -> tuple[str, ...]:
         """Two servers' clients are told nothing of each other; whole models have no answers."""
-        entry = schemes.of(self.plan)
-        if entry.two_servers:
+        if self.attacker == EITHER:
             return (PARTICIPATION, LINKS)
-        return ATTACKS if entry.by_rows else (PARTICIPATION, MOVEMENT, LINKS)
+        return ATTACKS if schemes.of(self.plan).by_rows else (PARTICIPATION, MOVEMENT, LINKS)
 
     def _attack(
         self, circle: Circle, meetings: Sequence[Meeting]
     ) -> dict[str, tuple[Circle, Floats, Claims]]:
         plan, tried = self.plan, self._tried
-        found = {}
-        claims = self._claims(circle, meetings)
-        if COUNTS in tried or LINKS in tried:
-            holds = circle.holds(plan, evidence.of_server(plan, meetings))
-            if COUNTS in tried:
-                found[COUNTS] = circle, holds, claims
-            if LINKS in tried:
-                found[LINKS] = circle, common_holders(holds, _clusters(circle, meetings)), claims
+        claims = self._claim(COUNTS).on(circle, meetings)
+        holds = circle.holds(plan, evidence.of_server(plan, meetings))
         present = circle.holds(plan, evidence.of_participation(plan, meetings))
-        silent = self._claim_of(PARTICIPATION) == BY_NOTHING
-        found[PARTICIPATION] = circle, present, Claims.nothing(circle) if silent else claims
+        found = {
+            COUNTS: (circle, holds, claims),
+            LINKS: (circle, common_holders(holds, _clusters(circle, meetings)), claims),
+            PARTICIPATION: (circle, present, self._claim(PARTICIPATION).on(circle, meetings)),
+        }
         if MOVEMENT in tried:
             curious = _most_present(circle, meetings)
             others = circle.without(curious)
             moved = others.holds(plan, evidence.of_client(plan, self.transcript.meetings, curious))
-            found[MOVEMENT] = others, moved, self._claims(others, meetings, curious_clients=1)
+            against = self._claim(MOVEMENT).on(others, meetings, curious_clients=1)
+            found[MOVEMENT] = others, moved, against
         return {name: found[name] for name in tried}
-
-    def _claims(
-        self, circle: Circle, meetings: Sequence[Meeting], *, curious_clients: int = 0
-    ) -> Claims:
-        if self.plan.grouped:
-            return Claims.by_groups(self.plan, circle, meetings, curious_clients=curious_clients)
-        if has_level(self.plan):
-            return Claims.by_answers(self.plan, circle, meetings)
-        return Claims.nothing(circle)
 
 
 def _of(circle: Circle, meetings: Sequence[Meeting]) -> list[Meeting]:
@@ -184,3 +163,19 @@ def _clusters(circle: Circle, meetings: Sequence[Meeting]) -> Iterator[tuple[Ind
                 alike = together[counts[together] == count]
                 if 1 < len(alike) < len(together):
                     yield alike, who[active[:, alike].all(axis=1)]
+
+
+IDENTIFICATION: Final = Attack(
+    name="identification over all rounds",
+    needs=Shown.SUMS,
+    claim="fixed groups: B; a level of answers: what these alone say; else nothing",
+    reads=lambda seen: seen.sums,
+    by=scored(IdentificationAttacks),
+)
+IDENTIFICATION_BY_SERVERS: Final = Attack(
+    name="identification by either of two servers",
+    needs=Shown.SHARED_ROWS,
+    claim="nothing",
+    reads=lambda seen: seen.leader,
+    by=scored(lambda plan, truth: IdentificationAttacks(plan, truth, attacker=EITHER)),
+)

@@ -14,8 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from tessera.audit.attack import Attack, scored
 from tessera.audit.finding import ClusteredTrials, Finding
-from tessera.audit.record import Truth
+from tessera.audit.record import Shown, Truth
 from tessera.ids import ClientId
 from tessera.learning.tables.arrays import Ids
 from tessera.plan import Plan
@@ -109,3 +110,21 @@ class OpenSelections:
             "the clear; between two servers neither can tell"
         )
         return [self._read.finding(SELECTED_READ, claimed=1.0, meaning=meaning)]
+
+
+OPEN_SELECTIONS: Final = Attack(
+    name="selected places in the clear",
+    needs=Shown.CLEAR_PLACES,
+    claim="nothing",
+    reads=lambda seen: [seen.messages],
+    by=lambda record: OpenSelections(record.plan),
+)
+
+
+CLEAR_ROWS: Final = Attack(
+    name="rows in the clear",
+    needs=Shown.CLEAR_ROWS,
+    claim="nothing",
+    reads=lambda seen: [seen.messages],
+    by=scored(ClearRows),
+)

@@ -22,8 +22,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tessera.audit.attack import Attack, scored
 from tessera.audit.finding import ClusteredTrials, Finding
-from tessera.audit.record import RoundView, Truth
+from tessera.audit.record import RoundView, Shown, Truth
 from tessera.ids import ClientId
 from tessera.learning.tables.arrays import Ids
 from tessera.plan import Plan
@@ -149,3 +150,21 @@ class Intersection:
             self._found.add(cluster, hits, len(real))
             self._right.add(cluster, hits, len(found[client]))
         self._rounds = []
+
+
+INTERSECTION: Final = Attack(
+    name="intersection of unions within a period",
+    needs=Shown.ANSWERS,
+    claim="0 with one participation a period or fixed groups; s / (s + decoys)",
+    reads=lambda seen: seen.sums,
+    by=scored(Intersection),
+)
+
+
+INTERSECTION_OVER_RUN: Final = Attack(
+    name="intersection of unions over the whole run",
+    needs=Shown.ANSWERS,
+    claim="0 with fixed groups, else nothing",
+    reads=lambda seen: seen.sums,
+    by=scored(lambda plan, truth: Intersection(plan, truth, whole_run=True)),
+)

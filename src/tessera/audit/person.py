@@ -9,20 +9,20 @@ messages of the server (of two: the leader, which opens the same sums as the hel
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from tessera.audit.attack import RoundSeen
 from tessera.audit.evidence import Circle
-from tessera.audit.identification import LINKS, NamingAttacks
+from tessera.audit.identification import LINKS, IdentificationAttacks
 from tessera.audit.in_the_clear import ClearRows
-from tessera.audit.record import Truth, decoded, replays
-from tessera.audit.two_server_view import leader_view
+from tessera.audit.record import RoundView, Shown, Truth, decoded, shown
+from tessera.audit.two_server_view import EITHER, TwoServerView
 from tessera.ids import ClientId, RoundId
 from tessera.learning.tables.arrays import Ids
 from tessera.plan import Plan
 from tessera.privacy.index.posterior import DIGITS, NAMED, Floats, chance_of_guess
-from tessera.rounds import schemes
 from tessera.simulation.views import ViewEntry
 
 
@@ -51,31 +51,31 @@ class PersonWatch:
     def __init__(self, plan: Plan, truth: Truth, clients: Iterable[ClientId]) -> None:
         self.plan, self._truth = plan, truth
         rows = np.unique(np.concatenate([truth[c] for c in clients]))
-        self._clear = self._naming = None
-        if schemes.of(plan).hides:
-            whose = plan.group_plan if schemes.of(plan).masks else plan
-            self._naming = NamingAttacks(whose, truth, rows)
-        else:
+        self._clear: ClearRows | None = None
+        self._guessed = IdentificationAttacks(plan.group_plan, truth, rows)
+        there = shown(plan)
+        if Shown.SHARES in there:
+            self._guessed = replace(self._guessed, attacker=EITHER)
+        elif Shown.SUMS not in there:
             self._clear = ClearRows(plan, truth)
 
     def take(self, round_id: RoundId, entries: Iterable[ViewEntry]) -> None:
         """One more round, as the server saw it."""
-        seen = list(decoded(entries))
+        seen = RoundSeen(
+            plan=self.plan, round_id=round_id, truth=self._truth, entries=list(decoded(entries))
+        )
         if self._clear is not None:
-            self._clear.take(message for _, message in seen)
-        elif self._naming is not None and schemes.of(self.plan).two_servers:
-            if (view := leader_view(self.plan, round_id, seen)) is not None:
-                self._naming.take_two_server(view)
-        elif self._naming is not None:
-            for one in replays(self.plan, round_id, seen):
-                self._naming.take(one)
+            self._clear.take(seen.messages)
+            return
+        views: list[RoundView | TwoServerView] = [*seen.leader, *seen.sums]
+        for view in views:
+            self._guessed.take(view)
 
     def rounds_of(self, client: ClientId) -> int:
         """In how many rounds the client's update was opened, with others or alone."""
         if self._clear is not None:
             return self._clear.rounds[client]
-        assert self._naming is not None
-        meetings = self._naming.transcript.meetings
+        meetings = self._guessed.transcript.meetings
         return sum(client in m.active.clients and bool(m.counted.any()) for m in meetings)
 
     def known(self, client: ClientId) -> KnownRows:
@@ -84,9 +84,9 @@ class PersonWatch:
         if self._clear is not None:
             sure = np.intersect1d(rows, self._clear.read.get(client, none))
             right = float(len(sure))
-        elif self._naming is not None:
-            for circle, found in self._naming.posteriors(LINKS, client, rows):
-                at = self._naming.transcript.rows[circle.rows]
+        else:
+            for circle, found in self._guessed.posteriors(LINKS, client, rows):
+                at = self._guessed.transcript.rows[circle.rows]
                 right, sure, by_chance = _guessed(circle, found, client, at)
         return KnownRows(
             scheme=self.plan.scheme.value,

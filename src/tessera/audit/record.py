@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from tessera import wire
 from tessera.audit.ratings.labels import Labels
 from tessera.crypto.keys import SealingKey
 from tessera.crypto.secret import Secret
-from tessera.errors import ConfigError, PeerError, RoundAborted, WireError
+from tessera.errors import ConfigError, MisuseError, PeerError, RoundAborted, WireError
 from tessera.ids import HELPER, SERVER, ClientId, RoundId, StageId, TableId
 from tessera.learning.compression import signed
 from tessera.learning.tables.arrays import Ids
@@ -43,6 +44,7 @@ from tessera.protocols.secagg.server import Server
 from tessera.protocols.secagg.transcript import NOTHING, Digests
 from tessera.protocols.two_server.messages import SignedHeader
 from tessera.rounds import schemes
+from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.delivery import model_digest, row_digests
 from tessera.rounds.messages import Download, UnionOpened
 from tessera.runs.folder import HELPER_KEY, TRUTH, VIEWS, RunFolder
@@ -54,6 +56,45 @@ Truth = Mapping[ClientId, Ids]
 """Everybody's real rows, as ids of the union's one space."""
 Entries = list[tuple[ViewEntry, Any]]
 """Of a view, each with its message."""
+
+
+class Shown(Enum):
+    """What a recorded run shows to its servers, for an attack to start from."""
+
+    CLEAR_ROWS = "rows in the clear"
+    CLEAR_PLACES = "places of the largest changes in the clear"
+    UPLOADS = "single clients' gradients of ratings"
+    RATING_SUMS = "sums of gradients of ratings"
+    SUMS = "masked sums over whole cohorts"
+    ANSWERS = "randomised answers"
+    GROUPS = "fixed groups"
+    SHARES = "keys and shares at each of two servers"
+    SHARED_ROWS = "rows of a sum that two servers open"
+    KEY_PERIODS = "keys that last for several rounds"
+
+
+def shown(plan: Plan, labels: Labels | None = None) -> frozenset[Shown]:
+    """What runs by this plan show; `labels` are those of a rating task."""
+    total, rows = schemes.of(plan).sum, schemes.of(plan).rows
+    rated = labels is not None and labels.factorised
+    all_masked = total.masks and plan.security.sharing is Sharing.SECURE
+    answers = all_masked and rows.randomised
+    uploads = rated and not (all_masked or total.two_servers)
+    places = plan.selects and not total.two_servers
+    clear = total.federated and not total.hides
+    found = {
+        Shown.CLEAR_ROWS: clear and bool(plan.roots) and not uploads and not places,
+        Shown.CLEAR_PLACES: places,
+        Shown.UPLOADS: uploads,
+        Shown.RATING_SUMS: rated and total.masks and plan.security.sharing is not Sharing.PLAIN,
+        Shown.SUMS: all_masked,
+        Shown.ANSWERS: answers,
+        Shown.GROUPS: answers and cohorts_of(plan).opens_whole,
+        Shown.SHARES: total.two_servers,
+        Shown.SHARED_ROWS: total.two_servers and bool(plan.tables),
+        Shown.KEY_PERIODS: total.two_servers and plan.key_rounds > 1,
+    }
+    return frozenset(what for what, there in found.items() if there)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,28 +172,26 @@ class Record:
         """A run's folder; ConfigError if it is not one, or lacks what an audit needs."""
         run = RunFolder.load(folder)
         plan, labels = run.plan, Labels.read(run)
-        rated = labels is not None and labels.factorised
-        two = schemes.of(plan).two_servers
+        there = shown(plan, labels)
         view, truth = folder / VIEWS / f"{SERVER}.view.jsonl", folder / TRUTH
-        if not schemes.of(plan).hides and not (rated or plan.selects):
-            everything = (
-                f"{folder}: under scheme {plan.scheme} the server reads everything: it hides "
-                "nothing that could be attacked"
-            )
-            if not schemes.of(plan).federated or not plan.roots:
-                raise ConfigError(everything, hint=f"something is hidden under {_hiding()}")
-            if not view.exists():
-                raise ConfigError(
-                    f"{everything}, and no views are recorded to show it",
-                    hint=f"run with --record-views to see it read, or under {_hiding()}",
-                )
-        if plan.security.sharing is not Sharing.SECURE and not rated:
+        everything = (
+            f"{folder}: under scheme {plan.scheme} the server reads everything: it hides nothing "
+            "that could be attacked"
+        )
+        if not there and schemes.of(plan).hides:
             raise ConfigError(
                 f"{folder}: sharing = {plan.security.sharing.value!r} hides no rows of those in "
                 "the open, and claims nothing of the others",
                 hint=f'record the run with sharing = "{Sharing.SECURE}"',
             )
-        if plan.security.threat is Threat.ACTIVE and not two:
+        if not there:
+            raise ConfigError(everything, hint=f"something is hidden under {_hiding()}")
+        if Shown.CLEAR_ROWS in there and not view.exists():
+            raise ConfigError(
+                f"{everything}, and no views are recorded to show it",
+                hint=f"run with --record-views to see it read, or under {_hiding()}",
+            )
+        if plan.security.threat is Threat.ACTIVE and Shown.SHARES not in there:
             raise ConfigError(
                 f"{folder}: the signatures of an active setting are checked with a directory that "
                 "is not in the server's view",
@@ -165,7 +204,7 @@ class Record:
                     hint="record a simulated run with its views and its truth",
                 )
         helper, key = folder / VIEWS / f"{HELPER}.view.jsonl", folder / HELPER_KEY
-        known = two and helper.exists() and key.exists()
+        known = Shown.SHARES in there and helper.exists() and key.exists()
         return cls(
             plan,
             view,
@@ -174,6 +213,18 @@ class Record:
             helper if known else None,
             SealingKey.from_secret(Secret(key.read_bytes())) if known else None,
         )
+
+    @property
+    def rated(self) -> Labels:
+        """The labels of a rating task."""
+        if self.labels is None:
+            raise MisuseError("attacks on ratings: the run is not of a rating task")
+        return self.labels
+
+    @property
+    def shown(self) -> frozenset[Shown]:
+        """What it shows to its servers."""
+        return shown(self.plan, self.labels)
 
     def entries(self) -> Iterator[tuple[RoundId, Entries]]:
         """What the server saw, round by round: entries of its view, with their messages."""
@@ -188,21 +239,17 @@ class Record:
                 ahead = next(theirs, None)
             yield round_id, seen, ahead[1] if ahead is not None and ahead[0] == round_id else []
 
-    def replayed(self, round_id: RoundId, seen: list[tuple[ViewEntry, Any]]) -> list[RoundView]:
-        """The round's secure sums once more: one, or one of each fixed group that met.
-
-        None if no client was sent a roster.
-        """
-        return replays(self.plan, round_id, seen)
-
     def rounds(self) -> Iterator[RoundView]:
         """Every round in which a roster was sent, in order."""
         for round_id, seen in self.entries():
-            yield from self.replayed(round_id, seen)
+            yield from replays(self.plan, round_id, seen)
 
 
 def replays(plan: Plan, round_id: RoundId, seen: Entries) -> list[RoundView]:
-    """A round's secure sums once more; see `Record.replayed`."""
+    """The round's secure sums once more: one, or one of each fixed group that met.
+
+    None if no client was sent a roster.
+    """
     if not schemes.of(plan).masks:
         return []
     if plan.grouped:
@@ -233,7 +280,7 @@ def _hiding() -> str:
     return f"scheme = {', '.join(names[:-1])} or {names[-1]}"
 
 
-def _groups_in(seen: list[tuple[ViewEntry, Any]]) -> list[frozenset[ClientId]]:
+def _groups_in(seen: Entries) -> list[frozenset[ClientId]]:
     """Who met whom in a round of fixed groups: a group is invited as a whole, and has a roster."""
     rosters = [m for _, m in seen if isinstance(m, Roster)]
     return list(dict.fromkeys(frozenset(m.client for m in roster.members) for roster in rosters))
@@ -249,7 +296,7 @@ def _round_of(message: Any) -> int:
     return int(message.header.round_id if isinstance(message, SignedHeader) else message.round_id)
 
 
-def unmasked_clients(plan: Plan, seen: list[tuple[ViewEntry, Any]]) -> frozenset[ClientId]:
+def unmasked_clients(plan: Plan, seen: Entries) -> frozenset[ClientId]:
     """The clients of a round that share unmasked: in a plain scheme all, in a secure one those
     whom the plan lets choose, and who were sent rows without ever having sent a key."""
     if schemes.of(plan).masks and plan.security.sharing is Sharing.SECURE:
@@ -300,7 +347,7 @@ def _read(path: Path) -> Iterator[tuple[ViewEntry, Any]]:
         ) from error
 
 
-def replayed(plan: Plan, round_id: RoundId, seen: list[tuple[ViewEntry, Any]]) -> RoundView | None:
+def replayed(plan: Plan, round_id: RoundId, seen: Entries) -> RoundView | None:
     """The round once more, through the server's own code; None if not even a roster was sent."""
     roster = next((m for _, m in seen if isinstance(m, Roster)), None)
     if roster is None:

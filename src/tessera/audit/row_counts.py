@@ -11,13 +11,15 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.audit.answers import History, RevealedSets, log_ratio
+from tessera.audit.attack import Attack, scored
 from tessera.audit.finding import ClusteredTrials, Finding
-from tessera.audit.record import RoundView, Truth
+from tessera.audit.record import RoundView, Shown, Truth
 from tessera.ids import ClientId, RoundId
 from tessera.learning.tables.arrays import Ids
 from tessera.plan import Plan
@@ -401,3 +403,30 @@ class SoleHolders:
         if (answers, yes) not in self._ratios:
             self._ratios[answers, yes] = log_ratio(self.plan.privacy.index, answers, yes)
         return self._ratios[answers, yes]
+
+
+LATE_DROPOUTS: Final = Attack(
+    name="late dropout",
+    needs=Shown.ANSWERS,
+    claim="left_behind",
+    reads=lambda seen: seen.sums,
+    by=scored(LateDropouts),
+)
+
+
+EVENTS: Final = Attack(
+    name="Events 1 and 2",
+    needs=Shown.ANSWERS,
+    claim="event_1, event_2",
+    reads=lambda seen: seen.sums,
+    by=scored(Events),
+)
+
+
+SOLE_HOLDERS: Final = Attack(
+    name="sole holder",
+    needs=Shown.ANSWERS,
+    claim="sole_holder; the likelihood ratios of answers",
+    reads=lambda seen: seen.sums,
+    by=scored(SoleHolders),
+)

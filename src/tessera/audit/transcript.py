@@ -111,9 +111,13 @@ class Transcript:
             held = np.sort(rng.choice(held, MOST_ROWS, replace=False))
         self.rows = held
 
-    def take(self, view: RoundView) -> None:
-        if not view.sums:
-            return
+    def take(self, view: RoundView | TwoServerView) -> None:
+        if isinstance(view, TwoServerView):
+            self._take_shared(view)
+        elif view.sums:
+            self._take_masked(view)
+
+    def _take_masked(self, view: RoundView) -> None:
         by_rows = schemes.of(self.plan).by_rows
         sums = self._by_rows(view) if by_rows else self._whole(view)
         answered = tuple(sorted(view.revealed)) if by_rows else view.survivors
@@ -131,7 +135,7 @@ class Transcript:
             )
         )
 
-    def take_two_server(self, view: TwoServerView) -> None:
+    def _take_shared(self, view: TwoServerView) -> None:
         """What the servers opened to each other: the written rows and who is in their sum."""
         if view.opened is None or not view.included:
             return

@@ -18,17 +18,24 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from tessera.audit.attack import Attack, scored
 from tessera.audit.finding import ClusteredTrials, Finding
-from tessera.audit.record import Truth
-from tessera.audit.two_server_view import LEADER, PARTIES, TwoServerView
+from tessera.audit.record import Shown, Truth
+from tessera.audit.two_server_view import (
+    EITHER,
+    LEADER,
+    PARTIES,
+    TwoServerView,
+    cuts_of,
+    looked_at,
+)
 from tessera.crypto import dpf
 from tessera.crypto.cuckoo import Layout
-from tessera.crypto.group import Words
 from tessera.crypto.secret import Secret
 from tessera.ids import ClientId, RoundId, TableId
 from tessera.plan import Plan
@@ -36,77 +43,8 @@ from tessera.protocols.two_server.messages import Purpose
 from tessera.protocols.two_server.params import TwoServerTable
 from tessera.protocols.two_server.reports import ReportContext
 
-# --- selected places ------------------------------------------------------------------------------
-#
-# Where a client's largest changes are (`[update] top`) follows from both shares together. Here both
-# are put together to know the truth, which each server's own attack is then scored with.
-
-
-Places = npt.NDArray[np.int64]
-Selected = Mapping[tuple[ClientId, TableId], Places]
-
-MOST: Final = 20_000
-"""Places of a cut that are looked at, the first ones: they are all alike."""
-
-
-def cuts_of(view: TwoServerView) -> list[TwoServerTable]:
-    """The tables of a round that are cuts of the dense part."""
-    return [spec for spec in view.params.tables if spec.table >= len(view.plan.tables)]
-
-
-def looked_at(spec: TwoServerTable) -> Places:
-    return np.arange(min(spec.rows, MOST))
-
-
-def selected_places(leader: TwoServerView, helper: TwoServerView) -> dict[Any, Places]:
-    """What every client wrote of each cut, from both servers' shares: for scoring only."""
-    found = {}
-    for spec in cuts_of(leader):
-        rows = looked_at(spec)
-        for client in leader.received[Purpose.WRITE]:
-            if client not in helper.received[Purpose.WRITE]:
-                continue
-            ours, theirs = (shares_at(view, spec, client, rows) for view in (leader, helper))
-            if ours is not None and theirs is not None:
-                total = leader.params.group.add(ours, theirs)
-                found[client, TableId(spec.table)] = rows[total.any(axis=1)]
-    return found
-
-
-def shares_at(
-    view: TwoServerView, spec: TwoServerTable, client: ClientId, rows: Places
-) -> Words | None:
-    """One server's share of what a client wrote in these rows, (rows, words)."""
-    if spec.writes_dense:
-        plain = view.plain(client, spec)
-        return None if plain is None else plain[rows]
-    table, group = TableId(spec.table), view.params.group
-    keys, layout = view.received[Purpose.WRITE][client], view.layouts.writing[table]
-    at = next((i for i, b in enumerate(keys.public) if b.startswith(layout.forest.digest)), None)
-    if at is None:
-        return None
-    part = keys.public[at][: layout.forest.public_bytes]  # and not what it is checked by
-    public = dpf.PublicKeys.from_bytes(layout.forest, part)
-    own = dpf.ServerKeys.of(
-        public,
-        Secret(keys.seeds[at]),
-        party=PARTIES[view.whose],
-        report_id=view.report_context(client, Purpose.WRITE).table_id(table),
-    )
-    bins, places = layout.table.chosen[rows], layout.table.positions[rows]
-    values = dpf.evaluate_points(own, bins.reshape(-1), places.reshape(-1))
-    each = values.reshape(len(rows), bins.shape[1], spec.words)
-    total = group.zeros((len(rows), spec.words))
-    for way in range(bins.shape[1]):
-        total = group.add(total, each[:, way])
-    return total
-
-
-# --- keys and opened sums -------------------------------------------------------------------------
-
 Scores = npt.NDArray[np.float64]
 
-EITHER: Final = "either server"
 READ, WRITTEN, PUBLIC = "rows fetched", "rows written", "the keys' public part"
 SELECTED: Final = "places selected"
 TOLD_APART: Final = "a real row told from another"
@@ -130,8 +68,7 @@ class TwoServerAttacks:
     _by_chance: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     _unknown: bool = False  # whether some plain share could not be found
 
-    def take(self, view: TwoServerView, selected: Selected | None = None) -> None:
-        """`selected`: what clients wrote of the cuts of the dense part, where that is known."""
+    def take(self, view: TwoServerView) -> None:
         rng = np.random.default_rng([int(view.round_id), 11 + PARTIES[view.whose]])
         for spec, start in view.roots:
             every = np.arange(spec.rows)
@@ -141,7 +78,7 @@ class TwoServerAttacks:
             self._sole(view, spec, start)
         for spec in cuts_of(view):
             for client in view.received[Purpose.WRITE]:
-                if (written := (selected or {}).get((client, TableId(spec.table)))) is not None:
+                if (written := view.selected.get((client, TableId(spec.table)))) is not None:
                     others = np.setdiff1d(looked_at(spec), written)
                     self._compare(view, spec, client, written, others, rng)
 
@@ -391,4 +328,22 @@ class KeyPeriodLists:
             meaning="of the rows of clients on two lists one after the other, those of clients on "
             "one of them alone. Nothing is promised against that",
         )
-        return [replace(each, attacker="either server") for each in (absent, rekeyed)]
+        return [replace(each, attacker=EITHER) for each in (absent, rekeyed)]
+
+
+KEYS_AND_SHARES: Final = Attack(
+    name="keys and shares of one server",
+    needs=Shown.SHARES,
+    claim="a coin; one over the cohort",
+    reads=lambda seen: seen.servers,
+    by=scored(TwoServerAttacks),
+)
+
+
+KEY_PERIODS: Final = Attack(
+    name="lists of a key period",
+    needs=Shown.KEY_PERIODS,
+    claim='0 with absent = "refuse", else nothing',
+    reads=lambda seen: seen.leader,
+    by=scored(KeyPeriodLists),
+)

@@ -8,17 +8,19 @@ recorded simulation. The header is agreed on by both.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from tessera.crypto import prg
+from tessera.audit.record import Entries
+from tessera.crypto import dpf, prg
 from tessera.crypto.group import Words
 from tessera.crypto.keys import SealingKey
 from tessera.crypto.secret import Secret
 from tessera.errors import CryptoError
-from tessera.ids import ClientId, RoundId
+from tessera.ids import ClientId, RoundId, TableId
 from tessera.learning.tables.arrays import Ids
 from tessera.plan import Plan
 from tessera.protocols.two_server import reports
@@ -42,11 +44,16 @@ from tessera.protocols.two_server.write.sums import dense_stream
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.two_server.params import two_server_params
-from tessera.simulation.views import ViewEntry
 
 LEADER: Final = "leader"
 HELPER: Final = "helper"
+EITHER: Final = "either server"
 PARTIES: Final = {LEADER: 0, HELPER: 1}
+MOST: Final = 20_000
+"""Places of a cut that are looked at, the first ones: they are all alike."""
+
+Places = npt.NDArray[np.int64]
+Selected = Mapping[tuple[ClientId, TableId], Places]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,7 @@ class TwoServerView:
     received: Mapping[Purpose, Mapping[ClientId, ReceivedKeys]] = field(repr=False)
     included: tuple[ClientId, ...]
     opened: OpenedSum | None = field(repr=False)
+    selected: Selected = field(default_factory=dict, repr=False)  # for scoring only
 
     @property
     def layouts(self) -> Layouts:
@@ -118,9 +126,7 @@ class TwoServerView:
         return words[start:].reshape(spec.rows, spec.words, *self.params.group.limbs)
 
 
-def leader_view(
-    plan: Plan, round_id: RoundId, seen: Sequence[tuple[ViewEntry, Any]]
-) -> TwoServerView | None:
+def leader_view(plan: Plan, round_id: RoundId, seen: Entries) -> TwoServerView | None:
     """The leader's; None if it was not opened."""
     received, sent = _by_direction(seen)
     signed = next((m for m in sent if isinstance(m, SignedHeader)), None)
@@ -144,7 +150,7 @@ def leader_view(
 def helper_view(
     plan: Plan,
     round_id: RoundId,
-    seen: Sequence[tuple[ViewEntry, Any]],
+    seen: Entries,
     key: SealingKey,
     seeds: Mapping[RoundId, bytes],
 ) -> TwoServerView | None:
@@ -181,6 +187,28 @@ def helper_view(
     return _round(plan, round_id, HELPER, header, keys, received)
 
 
+def both_views(
+    plan: Plan,
+    round_id: RoundId,
+    seen: Entries,
+    helpers: Entries,
+    key: SealingKey | None,
+    seeds: dict[RoundId, bytes],
+) -> list[TwoServerView]:
+    """A round as each server has it, as far as it is known: `key` is the helper's.
+
+    `seeds` are those of earlier rounds' bins; this round's is added.
+    """
+    leader = leader_view(plan, round_id, seen)
+    helper = None if key is None else helper_view(plan, round_id, helpers, key, seeds)
+    if helper is not None:
+        seeds[round_id] = helper.header.seed
+    if leader is not None and helper is not None:
+        selected = selected_places(leader, helper)
+        leader, helper = (replace(view, selected=selected) for view in (leader, helper))
+    return [view for view in (leader, helper) if view is not None]
+
+
 def _round(
     plan: Plan,
     round_id: RoundId,
@@ -213,7 +241,7 @@ def _params(plan: Plan, round_id: RoundId, between: Sequence[Any]) -> TwoServerP
     return two_server_params(plan, round_id, _nobody(), domain)
 
 
-def _by_direction(seen: Sequence[tuple[ViewEntry, Any]]) -> tuple[list[Any], list[Any]]:
+def _by_direction(seen: Entries) -> tuple[list[Any], list[Any]]:
     received = [message for entry, message in seen if entry.direction == "received"]
     return received, [message for entry, message in seen if entry.direction == "sent"]
 
@@ -244,3 +272,62 @@ def _first_words(params: TwoServerParams, plain: bytes | Secret, count: int) -> 
     if spare:
         data[-1] &= 0xFF >> spare  # bits of the next word
     return group.unpack(bytes(data), count)
+
+
+# --- selected places ------------------------------------------------------------------------------
+#
+# Where a client's largest changes are (`[update] top`) follows from both shares together. Here both
+# are put together to know the truth, which each server's own attack is then scored with.
+
+
+def cuts_of(view: TwoServerView) -> list[TwoServerTable]:
+    """The tables of a round that are cuts of the dense part."""
+    return [spec for spec in view.params.tables if spec.table >= len(view.plan.tables)]
+
+
+def looked_at(spec: TwoServerTable) -> Places:
+    return np.arange(min(spec.rows, MOST))
+
+
+def selected_places(leader: TwoServerView, helper: TwoServerView) -> dict[Any, Places]:
+    """What every client wrote of each cut, from both servers' shares: for scoring only."""
+    found = {}
+    for spec in cuts_of(leader):
+        rows = looked_at(spec)
+        for client in leader.received[Purpose.WRITE]:
+            if client not in helper.received[Purpose.WRITE]:
+                continue
+            ours, theirs = (shares_at(view, spec, client, rows) for view in (leader, helper))
+            if ours is not None and theirs is not None:
+                total = leader.params.group.add(ours, theirs)
+                found[client, TableId(spec.table)] = rows[total.any(axis=1)]
+    return found
+
+
+def shares_at(
+    view: TwoServerView, spec: TwoServerTable, client: ClientId, rows: Places
+) -> Words | None:
+    """One server's share of what a client wrote in these rows, (rows, words)."""
+    if spec.writes_dense:
+        plain = view.plain(client, spec)
+        return None if plain is None else plain[rows]
+    table, group = TableId(spec.table), view.params.group
+    keys, layout = view.received[Purpose.WRITE][client], view.layouts.writing[table]
+    at = next((i for i, b in enumerate(keys.public) if b.startswith(layout.forest.digest)), None)
+    if at is None:
+        return None
+    part = keys.public[at][: layout.forest.public_bytes]  # and not what it is checked by
+    public = dpf.PublicKeys.from_bytes(layout.forest, part)
+    own = dpf.ServerKeys.of(
+        public,
+        Secret(keys.seeds[at]),
+        party=PARTIES[view.whose],
+        report_id=view.report_context(client, Purpose.WRITE).table_id(table),
+    )
+    bins, places = layout.table.chosen[rows], layout.table.positions[rows]
+    values = dpf.evaluate_points(own, bins.reshape(-1), places.reshape(-1))
+    each = values.reshape(len(rows), bins.shape[1], spec.words)
+    total = group.zeros((len(rows), spec.words))
+    for way in range(bins.shape[1]):
+        total = group.add(total, each[:, way])
+    return total

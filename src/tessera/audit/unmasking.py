@@ -20,8 +20,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tessera.audit.attack import Attack, scored
 from tessera.audit.finding import ClusteredTrials, Finding
-from tessera.audit.record import RoundView, Truth
+from tessera.audit.record import RoundView, Shown, Truth
 from tessera.crypto import prg
 from tessera.crypto.keys import AgreementKey
 from tessera.crypto.prg import Label
@@ -166,3 +167,21 @@ class LoneRows:
         quantizer, order = self.plan.quantizer, self.plan.ring.order
         value = min(1.0, (2 * quantizer.top + 1) / order)
         return math.pow(value, width - 1) * min(1.0, (quantizer.max_count + 1) / order)
+
+
+KEPT_SHARES: Final = Attack(
+    name="kept shares",
+    needs=Shown.ANSWERS,
+    claim="0",
+    reads=lambda seen: seen.sums,
+    by=scored(KeptShares),
+)
+
+
+LONE_ROWS: Final = Attack(
+    name="lone rows",
+    needs=Shown.ANSWERS,
+    claim="chance",
+    reads=lambda seen: seen.sums,
+    by=scored(LoneRows),
+)

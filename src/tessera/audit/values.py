@@ -18,10 +18,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Final, Protocol
 
 import numpy as np
 
+from tessera.audit.attack import Attack
 from tessera.audit.evidence import Circle
 from tessera.audit.factors import (
     Counts,
@@ -32,8 +34,8 @@ from tessera.audit.factors import (
     squared_distances,
 )
 from tessera.audit.finding import ClusteredTrials, Finding, average
-from tessera.audit.guesses import BEST_GUESS, BY_BOUND, CLIENT, Claims, GuessTrials
-from tessera.audit.record import RoundView, Truth
+from tessera.audit.guesses import BEST_GUESS, BY_BOUND, CLIENT, GroupClaim, GuessTrials
+from tessera.audit.record import Record, RoundView, Shown, Truth
 from tessera.audit.transcript import Clients
 from tessera.ids import SERVER, ClientId
 from tessera.learning.tables.arrays import Ids
@@ -192,9 +194,8 @@ class ValueAttacks:
                 (_nearest(seen, first) for first in guesses),
                 key=lambda each: float(each.max(axis=1).mean()),
             )
-            claims = Claims.by_bound(
-                self.plan, circle, [circle.clients], curious_clients=int(curious)
-            )
+            claim = GroupClaim(self.plan.promise)
+            claims = claim.in_groups(circle, [circle.clients], curious_clients=int(curious))
             found.add(circle, holds, claims, np.random.default_rng([number, 29]))
         return found
 
@@ -216,7 +217,7 @@ class ValueAttacks:
             truth = np.array([np.isin(rows, self.truth[c]) for c in members]).T
             kept = np.flatnonzero(truth.any(axis=1))
             circle = Circle(members, truth[kept], kept)
-            claims = Claims.by_bound(self.plan, circle, [members])
+            claims = GroupClaim(self.plan.promise).in_groups(circle, [members])
             found.add(circle, holds[kept], claims, np.random.default_rng([number, 41]))
         return found
 
@@ -447,3 +448,20 @@ def _patterns(rounds: Sequence[int], client: ClientId, examples: int, drawn: Dra
     for at, round_id in enumerate(rounds):
         counts[at, drawn(round_id, client, examples)] = 1
     return patterns(counts)
+
+
+def _with_knowledge(record: Record) -> ValueAttacks:
+    """Knowledge is of the run's task, and needs PyTorch: it is loaded where there is a task."""
+    known: AttackerKnowledge | None = None
+    if record.plan.task.name:
+        known = import_module("tessera.audit.knowledge").of_run(record.plan)
+    return ValueAttacks(record.plan.group_plan, record.truth, known)
+
+
+VALUES: Final = Attack(
+    name="values of opened rows",
+    needs=Shown.GROUPS,
+    claim="B; nothing against prior knowledge",
+    reads=lambda seen: seen.sums,
+    by=_with_knowledge,
+)
