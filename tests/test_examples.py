@@ -50,6 +50,49 @@ def test_a_network_without_tables_trains_between_two_servers():
     assert len((EXAMPLES / "own_dense_model.py").read_text().splitlines()) <= 40
 
 
+def test_a_secure_sum_is_explained_and_exact_and_says_who_dropped_out(capsys):
+    explain = example("explain")
+    story = explain.main()
+    out = capsys.readouterr().out
+    assert explain.is_exact(story) and "equal, to the last minute" in out
+    assert "NOT EQUAL" not in out
+    assert "client 1" in out
+    for genre in explain.GENRES:
+        assert genre in out
+    assert [end.phase for end in story.phase_ends][:3] == ["advertise", "share", "collect"]
+    seen = {s.kind for s in story.views.by_party["server"]}
+    assert {"Advert", "MaskedInput", "RevealedShares"} <= seen
+    assert len(story.views.by_party) == 13
+
+
+def test_another_number_of_clients_is_explained_as_well():
+    explain = example("explain")
+    story = explain.main(clients=9, drop=2)
+    assert explain.is_exact(story)
+    assert len(story.server.sums[0].survivors) == 8
+    assert explain.costs(story)["bytes_up"] > 1000
+
+
+def test_the_active_setting_adds_the_consistency_round():
+    explain = example("explain")
+    story = explain.main(active=True)
+    assert explain.is_exact(story)
+    assert [end.phase for end in story.phase_ends].count("consistency") == 2
+
+
+def test_too_many_dropouts_open_nothing(capsys):
+    story = example("explain").main(drop=8)
+    out = capsys.readouterr().out
+    assert str(story.outcome.aborted).startswith("round 1, ")
+    assert "nothing is opened" in out
+    assert "the sum it opened" not in out
+
+
+def test_the_command_of_that_name_says_where_it_went(capsys):
+    assert cli.main(["explain"]) == 2
+    assert "examples/explain.py" in capsys.readouterr().err
+
+
 def test_the_module_in_the_example_is_short():
     text = (EXAMPLES / "own_model.py").read_text()
     inside = text[text.index("class Taste") : text.index("def main")].strip().splitlines()

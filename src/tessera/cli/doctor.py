@@ -44,7 +44,6 @@ DATA_VARIABLE: Final = "TESSERA_DATA"
 
 DATA_SETS: Final = {
     "amazon-electronics": "amazon_train",
-    "cifar-10-reduced": "data_batch_1.bin",
     "hetrec2011-lastfm-2k": "user_artists.dat",
     "ml-100k": "u.data",
     "ml-1m": "ratings.dat",

@@ -82,7 +82,6 @@ COMMANDS: Final = {
     "audit": "Attack a run's recorded views; compare with its claims.",
     "privacy": "Epsilon and costs of randomised index sets; `privacy dp`: of noise.",
     "mask-bound": "Error bound of a private mask (FedMMF, Theorem 1).",
-    "explain": "A secure sum with dropouts, step by step.",
     "reproduce": "A paper's tables beside ours.",
     "pack": "A plan and its first model as one file, to deploy.",
     "keys": "Keys of a deployment: a folder per party.",
@@ -96,6 +95,9 @@ DEPLOYMENT: Final = frozenset({"pack", "keys", "serve", "help-serve", "join", "s
 """Those in one module, `tessera.cli.deployment`."""
 WITHIN: Final = {("privacy", "dp")}
 """Commands with a second word: `privacy dp` is `privacy_dp`, and `privacy` alone stays."""
+
+GONE: Final = {"explain": "in a checkout, `python examples/explain.py` shows a secure sum"}
+"""Commands that there were, and what to do instead."""
 
 
 def register(name: str, summary: str) -> None:
@@ -125,6 +127,10 @@ for _name, _summary in COMMANDS.items():
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (the process's own by default); return its exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] in GONE:
+        complain(f"there is no command {arguments[0]!r} any more", GONE[arguments[0]])
+        return BAD_INPUT
     try:
         # Not standalone: typer then hands us its errors instead of printing them its own way.
         status = app(args=arguments, prog_name="tessera", standalone_mode=False)

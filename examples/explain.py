@@ -1,30 +1,22 @@
-"""`tessera explain`: a secure sum with dropouts, step by step.
+"""A secure sum with dropouts, step by step: `python examples/explain.py`.
 
 The round is a real one: the roles, messages and cryptography are those of a deployment, only the
 carrier is a simulator. The inputs are synthetic.
 """
 
-from __future__ import annotations
-
-import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from tessera import wire
-from tessera.cli.format import AsJson
 from tessera.crypto import kernel
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.keys import identities
 from tessera.crypto.ring import Ring
-from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId, RoundId, TableId
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.messages import MaskedInput
@@ -66,34 +58,15 @@ class Story:
     views: Views
 
 
-def explain(
-    clients: Annotated[int, typer.Option(help="Clients that take part.")] = 12,
-    drop: Annotated[int, typer.Option(help="Clients that drop out.")] = 3,
-    active: Annotated[
-        bool,
-        typer.Option("--active", help="Withstand an active server, not only a semi-honest one."),
-    ] = False,
-    seed: Annotated[int, typer.Option(help="For the synthetic data; keys are always fresh.")] = 1,
-    record_views: Annotated[
-        Path | None,
-        typer.Option(help="Write everything each party saw to this folder, a file per party."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Take a secure sum with dropouts, and show each step."""
-    if clients < 4 or clients > 200:
-        raise ConfigError(f"explain: {clients} clients", hint="it takes 4 to 200")
-    if not 0 <= drop < clients:
-        raise ConfigError(f"explain: {drop} of {clients} clients cannot drop out")
+def main(*, clients: int = 12, drop: int = 3, active: bool = False, seed: int = 1) -> Story:
+    """Take a secure sum of 4 to 200 clients, of which `drop` drop out, and show each step.
+
+    `active` withstands an active server, not only a semi-honest one. `seed` is for the synthetic
+    data alone: keys are always fresh.
+    """
     story = run(clients, drop, active, seed)
-    if record_views is not None:
-        story.views.write(record_views)
-    if as_json:
-        print(json.dumps(summary(story)))
-    else:
-        show(story, Console(highlight=False), record_views)
-    if story.outcome.aborted is not None:
-        raise story.outcome.aborted
+    show(story, Console(highlight=False))
+    return story
 
 
 def run(clients: int, drop: int, active: bool, seed: int) -> Story:
@@ -199,37 +172,9 @@ def costs(story: Story) -> dict[str, float]:
     }
 
 
-def summary(story: Story) -> dict[str, Any]:
-    """The round as one object for machines."""
-    found: dict[str, Any] = {
-        "clients": story.params.cohort,
-        "threshold": story.params.topology.threshold,
-        "threat": story.params.threat.value,
-        "group": GROUP.name,
-        "kernel": kernel.describe().name,
-        "aborted": None if story.outcome.aborted is None else str(story.outcome.aborted),
-        "phases": [
-            {
-                "phase": h.phase,
-                "stage": stage_name(story.params, h),
-                "answered": h.answered,
-                "missing": list(h.missing),
-            }
-            for h in story.phase_ends
-        ],
-    }
-    if len(story.server.sums) == len(story.params.stages):
-        minutes, hearts = story.server.sums
-        opened = GROUP.to_ints(minutes.dense)
-        found |= {
-            "survivors": [[int(c) for c in s.survivors] for s in story.server.sums],
-            "sum": dict(zip(GENRES, opened, strict=True)),
-            "exact": opened == plain_minutes(story),
-            "rows_opened": len(hearts.tables[TABLE].rows),
-            "rows_below_quorum": hearts.tables[TABLE].below_quorum,
-            **costs(story),
-        }
-    return found
+def is_exact(story: Story) -> bool:
+    """Whether the sum that was opened is the one in the clear."""
+    return GROUP.to_ints(story.server.sums[0].dense) == plain_minutes(story)
 
 
 # --- for people -----------------------------------------------------------------------------------
@@ -253,7 +198,7 @@ def stage_name(params: SecAggParams, h: PhaseEnd) -> str:
     return params.stages[h.visit].name
 
 
-def show(story: Story, console: Console, recorded: Path | None) -> None:
+def show(story: Story, console: Console) -> None:
     params, topology = story.params, story.params.topology
     against = "an active server" if params.threat is Threat.ACTIVE else "a semi-honest server"
     console.print(
@@ -285,8 +230,6 @@ def show(story: Story, console: Console, recorded: Path | None) -> None:
         f"for the server {seconds(spent['server_seconds'])} "
         f"(kernel: {kernel.describe().name})."
     )
-    if recorded is not None:
-        console.print(f"What each party saw is in {escape(str(recorded))}, one file per party.")
     console.print(
         "Not hidden: the sums, who took part, which songs a client names, and a song's exact "
         "hearts where one member of its group gave them all. docs/threat-model.md has the list."
@@ -308,7 +251,7 @@ def show_minutes(story: Story, console: Console) -> None:
     table.add_row("added in the clear", *map(str, expected))
     console.print(table)
     count = len(story.server.sums[0].survivors)
-    verdict = "[green]equal, to the last minute[/]" if opened == expected else "[red]NOT EQUAL[/]"
+    verdict = "[green]equal, to the last minute[/]" if is_exact(story) else "[red]NOT EQUAL[/]"
     console.print(f"{verdict}, over the {count} whose minutes arrived.\n")
 
 
@@ -323,3 +266,7 @@ def show_hearts(story: Story, console: Console) -> None:
         f"more. {part.below_quorum} songs were named by fewer than {story.params.quorum} clients "
         "and are not opened.\n"
     )
+
+
+if __name__ == "__main__":
+    main()
