@@ -414,7 +414,7 @@ def test_commands_do_not_import_each_other() -> None:
 def test_a_command_has_its_own_submodules_and_what_all_share() -> None:
     assert borrowed("from tessera.cli.plan import share", "tessera.cli.run") == ["plan"]
     assert borrowed("from tessera.cli import compare", "tessera.cli.demo") == ["compare"]
-    assert not borrowed("from tessera.cli import run_synthetic, progress", "tessera.cli.run")
+    assert not borrowed("from tessera.cli import run_summary, progress", "tessera.cli.run")
 
 
 # --- class names ----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 import tessera
 from tessera import tasks
 from tessera.cli import main as cli
-from tessera.cli.run import still_improving
+from tessera.cli.run_summary import still_improving
 from tessera.data import interactions
 from tessera.data.guess import guess
 from tessera.data.interactions import Interactions

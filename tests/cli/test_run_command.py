@@ -12,7 +12,7 @@ import pytest
 
 from tessera.cli import main as cli
 from tessera.cli import run as run_command
-from tessera.cli import run_synthetic as synthetic
+from tessera.cli import run_summary
 from tessera.ids import SERVER, ClientId
 from tessera.plan import Plan, Scheme
 from tessera.rounds.events import RoundAbort, RoundFinished
@@ -203,7 +203,7 @@ def test_who_was_left_out_and_why_is_told(
         RoundAbort(round_id=2, phase="handshake", answered=0, needed=1, reason="the helper left"),
         RoundAbort(round_id=3, phase="collect", answered=1, needed=6),
     ]
-    monkeypatch.setattr(synthetic.Federation, "run", lambda self, rounds: iter(events))
+    monkeypatch.setattr(run_command.Federation, "run", lambda self, rounds: iter(events))
     told, progress = run(capsys, plan_file, "--rounds", 4)
     assert told["excluded"] == {"gone": 5, "sent invalid keys": 2}
     assert (told["not_finite"], told["broken"]) == (3, {"training raised": 2})
@@ -229,7 +229,7 @@ def test_a_run_without_faults_tells_of_none(
 ) -> None:
     told, _ = run(capsys, plan_file, "--rounds", 1)
     assert told["excluded"] == told["broken"] == told["why_given_up"] == {}
-    assert list(synthetic.fault_lines(told)) == []
+    assert list(run_summary.fault_lines(told)) == []
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_rows_over_the_cap_have_other_reasons_between_two_servers(scheme: str, w
         "why_given_up": {},
         "seconds": 1.0,
     }
-    told = dict(run_command.lines(facts))
+    told = dict(run_summary.lines(facts))
     assert told[f"  rows over the cap ({why})"] == "4"
     assert told["clients not in a sum, in all"] == told["  gone"] == "1"
 

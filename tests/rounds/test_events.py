@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tessera.cli.run import highest_epsilon
+from tessera.cli.run_summary import highest_epsilon
 from tessera.rounds.events import RoundFinished, as_json
 
 

@@ -11,7 +11,7 @@ import pytest
 import tessera
 from runs import raters
 from tessera.api import simulate
-from tessera.cli.run import summary
+from tessera.cli.run_summary import summary
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import ConfigError
 from tessera.runs.folder import LABELS

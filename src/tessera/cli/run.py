@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Annotated, Any, Final
@@ -15,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tessera.cli import run_synthetic as synthetic
+from tessera.cli import run_summary
 from tessera.cli.format import (
     AsCsv,
     AsJson,
@@ -26,22 +27,36 @@ from tessera.cli.format import (
     warn_if_slow,
 )
 from tessera.errors import ConfigError
+from tessera.ids import HELPER, SERVER, RoundId
 from tessera.plan import Plan
-from tessera.privacy.index.bound import in_words
 from tessera.report.comparison import in_all
-from tessera.report.figures import RunFigures, abort_reasons, in_rounds
-from tessera.report.numbers import count, epsilon, predictor, score, seconds, size
+from tessera.report.figures import RunFigures
+from tessera.report.numbers import score
 from tessera.report.progress import progress
 from tessera.rounds import charged, dp, schemes
-from tessera.rounds.charged import NOT_CHARGED
 from tessera.rounds.events import Event, RoundAbort
-from tessera.runs.folder import PLAN, RUN, RunFolder, free_folder, never_began
+from tessera.runs.folder import (
+    HELPER_KEY,
+    PLAN,
+    RUN,
+    TRUTH,
+    VIEWS,
+    RunFolder,
+    free_folder,
+    never_began,
+)
+from tessera.runs.truth import write_truth
+from tessera.simulation import population
+from tessera.simulation.faults import random_dropouts
+from tessera.simulation.federation import Federation
+from tessera.simulation.two_server import write_box_key
+from tessera.simulation.views import StreamedViews, Views
 
 SYNTHETIC_ROUNDS: Final = 10
-FEW: Final = 5
-"""Points of a curve below which nothing is said of where it goes."""
+ROWS: Final = 50
+MOST_WATCHED: Final = 200
+"""Up to so many clients, their views are recorded too: each has a file open during the run."""
 INTERRUPTED: Final = 130
-DAGGER: Final = "†"
 
 
 def run(
@@ -151,7 +166,7 @@ def run(
         raise ConfigError(
             f"{path}: a run without a task cannot be resumed", hint="run its plan again"
         )
-    synthetic.run(
+    run_synthetic(
         plan,
         rounds=rounds or SYNTHETIC_ROUNDS,
         clients=clients,
@@ -183,7 +198,7 @@ def several(
         train(
             replace(plan, seed=seed), folder=folder, resume=False, as_json=False, quiet=True, **how
         )
-        found.append(summary(folder))
+        found.append(run_summary.summary(folder))
     finals = [one["final"] for one in found if one["final"] is not None]
     logs = [RunFolder.load(Path(one["folder"])) for one in found]
     together = in_all([RunFigures.load(log.folder) for log in logs])
@@ -274,208 +289,93 @@ def train(
             console.print(f"stopped; `{escape(again)}` continues it", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
     page = finished.report()
-    facts = summary(folder)
+    facts = run_summary.summary(folder)
     if quiet:
         return
     if as_json:
         typer.echo(json.dumps(facts))
     else:
-        show(facts, page, Console(highlight=False))
+        run_summary.show(facts, page, Console(highlight=False))
     if aborted and not finished.rounds:
-        raise synthetic.aborted_error(aborted[-1])
+        raise run_summary.aborted_error(aborted[-1])
 
 
-# --- the facts ------------------------------------------------------------------------------------
+def run_synthetic(
+    plan: Plan,
+    *,
+    rounds: int,
+    clients: int | None,
+    rows_per_client: int | None,
+    dropout: float,
+    record_views: bool,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Run a plan's rounds over synthetic clients and record them.
 
-
-def summary(folder: Path) -> dict[str, Any]:
-    """The run as one object for machines; means are over the rounds that measured them."""
-    log = RunFolder.load(folder)
-    log.check_described()
-    facts, rounds = log.facts, list(log.rounds())
-    measured = [r for r in rounds if r["measured"]]
-    curve = [[r["round_id"] + 1, r["metric"]] for r in rounds if r["metric"] is not None]
-
-    best = min if log.fact("lower_is_better") else max
-
-    def average(name: str) -> float:
-        found = [float(r[name]) for r in rounds if r[name] is not None]
-        return sum(found) / len(found) if found else 0.0
-
-    def means(name: str, over: list[dict[str, Any]]) -> dict[str, float]:
-        return synthetic.mean_of([r[name] for r in over]) if over else {}
-
-    found = {
-        "folder": str(folder),
-        "scheme": facts["scheme"],
-        "task": facts["task"],
-        "metric": facts["metric"],
-        "final": curve[-1][1] if curve else None,
-        "best": best((value for _, value in curve), default=None),
-        "curve": curve,
-        "trivial": facts["trivial"],
-        "learner": facts["learner"],
-        "entropy": facts["entropy"],
-        "crypto": facts["crypto"],
-        "cohort": log.plan.cohort,
-        "rounds": len(rounds),
-        "measured_rounds": len(measured),
-        "survivors": average("survivors"),
-        "union_rows": average("union_rows"),
-        "rows_opened": average("rows_opened"),
-        "rows_below_quorum": average("rows_below_quorum"),
-        "rows_shrunk": average("rows_shrunk"),
-        "rows_lost": average("rows_lost"),
-        "rows_out_of_bounds": average("rows_out_of_bounds"),
-        "not_finite": sum(r["not_finite"] for r in rounds),
-        **in_rounds(rounds),
-        "why_given_up": abort_reasons(log.events()),
-        "clipped": average("clipped"),
-        "rows_left_home": average("rows_over_cap"),
-        "rows_exposed": sum(r.get("rows_exposed", 0) for r in rounds),
-        "bytes_up": means("bytes_up", measured),
-        "bytes_down": means("bytes_down", measured),
-        "client_seconds": means("client_seconds", measured),
-        "server_seconds": means("server_seconds", measured or rounds),
-        "helper_seconds": means("helper_seconds", measured),
-        "bytes_between": mean_of_measured(measured, "bytes_between"),
-        "writing": next((dict(r["writing"]) for r in reversed(measured)), {}),
-        "naming_bound": log.plan.promise.bound(),
-        "epsilon": highest_epsilon(rounds) if RunFigures.load(folder).answers_differ else None,
-        "condition": rounds[-1]["condition"] if rounds else "",
-        "noise_epsilon": rounds[-1]["noise_epsilon"] if rounds else None,
-        "noise_scope": rounds[-1]["noise_scope"] if rounds else "",
-        "groups_not_finite": sum(r["groups_not_finite"] for r in rounds),
-        "ended": next((e["reason"] for e in log.events() if e["event"] == "TrainingEnded"), ""),
-        "seconds": sum(r["seconds"] or 0.0 for r in rounds),
-        "still_improving": not dp.follows_from_rounds(log.plan)  # more rounds are another run
-        and still_improving(curve, lower=bool(facts["lower_is_better"])),
-    }
-    return charged.marked(log.plan, found)
-
-
-def still_improving(curve: Sequence[Sequence[float]], *, lower: bool) -> bool:
-    """Whether the last fifth of a curve gained a tenth of all that was gained, and more than noise.
-
-    What counts is the best value before and in the last fifth: a curve that shakes does not rise.
+    Rows and updates are synthetic (`simulation/population.py`), and the output says so. All else
+    follows the plan: messages, bytes, unions, answers, dropouts and sums.
     """
-    if len(curve) < FEW:
-        return False
-    values = [-value if lower else value for _, value in curve]
-    late = max(1, len(values) // 5)
-    before, whole = max(values[:-late]), max(values) - values[0]
-    steps = sorted(abs(b - a) for a, b in pairwise(values[len(values) // 2 :]))
-    return max(values[-late:]) - before > max(whole / 10, steps[len(steps) // 2] / 4)
+    if plan.dp is not None:
+        raise ConfigError(
+            "[dp] without a task: synthetic clients train nothing, and add no noise",
+            hint="name a [task], or leave [dp] out",
+        )
+    if not schemes.of(plan).federated:
+        raise ConfigError(
+            "central training needs a task: nothing can be learnt from synthetic rows",
+            hint="add a [task]; `tessera init` lists what there is",
+        )
+    held = min(plan.union.max_rows, ROWS) if rows_per_client is None else rows_per_client
+    members = population.participants(plan, 2 * plan.cohort if clients is None else clients, held)
 
+    def federation(views: Views | None = None) -> Federation:
+        return Federation(
+            plan,
+            members,
+            dense=population.dense(plan),
+            tables=population.tables(plan),
+            trainer=population.cohort_trainer(plan, len(members)),
+            derived=population.derived_maps(plan),
+            faults=random_dropouts(dropout, plan.seed, plan) if dropout else None,
+            views=views,
+        )
 
-def mean_of_measured(rounds: list[dict[str, Any]], name: str) -> float:
-    return sum(float(r[name] or 0.0) for r in rounds) / len(rounds) if rounds else 0.0
-
-
-def highest_epsilon(rounds: list[dict[str, Any]]) -> float | str | None:
-    """The highest epsilon that any client has spent on its answers."""
-    spent = [r["epsilon"] for r in rounds if r["epsilon"] is not None]
-    return "inf" if "inf" in spent else max(spent, default=None)
-
-
-# --- for people -----------------------------------------------------------------------------------
-
-
-def show(facts: Mapping[str, Any], page: Path, console: Console) -> None:
-    """The outcome of the run, in at most 80 columns."""
-    width, entry = min(console.width, 100), schemes.named(facts["scheme"])
-    each = f", {facts['cohort']} of {facts['task']['clients']:,} clients in each"
-    if not entry.federated:
-        each = " over all data in one place"
-    console.print(
-        f"[bold]{facts['scheme']}[/] on {escape(facts['task']['title'])}: "
-        f"{facts['rounds']} rounds{each}.",
-        width=width,
+    trial = federation()  # a cohort that cannot be drawn leaves no folder behind
+    for number in range(rounds):
+        trial.cohorts.sample(RoundId(number))
+    log = RunFolder.create(out, plan)
+    console = Console(stderr=True, highlight=False)
+    console.print(f"[yellow]{run_summary.SYNTHETIC}[/]", soft_wrap=True)
+    servers = "both servers" if schemes.of(plan).two_servers else "the server"
+    many = len(members) > MOST_WATCHED or plan.privacy.pseudonyms
+    seen_by = (servers if many else "each party") if record_views else ""
+    started, aborted = time.monotonic(), None
+    with ExitStack() as stack:
+        views = None
+        if record_views:
+            write_truth(log.folder / TRUTH, members)
+            watched = frozenset({SERVER, HELPER}) if many else None
+            views = stack.enter_context(StreamedViews(log.folder / VIEWS, watched))
+        shown = stack.enter_context(progress(console, rounds))
+        real = federation(views)
+        if record_views and real.two_server is not None:
+            write_box_key(log.folder / HELPER_KEY, real.two_server)
+        for event in real.run(rounds):
+            log.append(event)
+            shown.on_event(event)
+            if isinstance(event, RoundAbort):
+                aborted = event
+    facts = run_summary.synthetic_summary(
+        log,
+        clients=len(members),
+        rows=held,
+        views=seen_by,
+        seconds=time.monotonic() - started,
     )
-    console.print(captioned(lines(facts)))
-    if NOT_CHARGED in facts:
-        console.print(f"{DAGGER} {NOT_CHARGED}")
-    if facts["naming_bound"] < 1.0:
-        text = in_words(facts["naming_bound"])
-        console.print(f"Over all rounds {text}.", width=width)
-    for name, reason in facts["writing"].items():
-        console.print(f"[dim]{escape(name)}: written by {escape(reason)}[/]", width=width)
-    if facts["entropy"] != "system":
-        console.print("[red]Insecure test entropy: every secret of this run is known.[/]")
-    if facts["still_improving"]:
-        total = 2 * facts["rounds"]
-        again = f"tessera run {shlex.quote(facts['folder'])} --resume --rounds {total}"
-        console.print(
-            f"The {facts['metric']} is still improving; `{escape(again)}` goes on.", soft_wrap=True
-        )
-    console.print(f"Report: {escape(str(page))}", soft_wrap=True)
-
-
-def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is shown of them; exact figures that a budget should have paid for with a dagger."""
-    exact = facts.get(NOT_CHARGED, "").split(", ")
-    for names, caption, value in figures(facts):
-        yield f"{caption}{f' {DAGGER}' if any(name in exact for name in names) else ''}", value
-
-
-def figures(facts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    entry = schemes.named(facts["scheme"])
-    if facts["final"] is not None:
-        at = facts["curve"][-1][0]  # a later test had no figure: the model was not finite any more
-        when = "" if at >= facts["rounds"] else f", after round {at}: none later"
-        yield ("final",), f"{facts['metric']}{when}", score(facts["final"])
-    for name, value in facts["trivial"].items():
-        yield ("trivial",), f"  baseline: {predictor(name)}", score(value)
-    if entry.randomises:
-        yield ("union_rows",), "rows in the union", count(facts["union_rows"])
-        yield (
-            ("rows_below_quorum",),
-            "  below the quorum, not updated",
-            count(facts["rows_below_quorum"]),
-        )
-    if entry.two_servers:
-        yield ("rows_opened",), "rows written by any client, opened", count(facts["rows_opened"])
-    if facts["rows_out_of_bounds"]:
-        yield (
-            ("rows_out_of_bounds",),
-            "  opened, not merged: out of bounds",
-            count(facts["rows_out_of_bounds"]),
-        )
-    if facts["rows_exposed"]:
-        why = "of clients missing in a round of their keys"
-        yield ("rows_exposed",), f"  rows exposed ({why})", count(facts["rows_exposed"])
-    if facts["rows_left_home"]:
-        why = "max_rows, union, bins" if entry.two_servers else "max_rows"
-        yield ("rows_left_home",), f"  rows over the cap ({why})", count(facts["rows_left_home"])
-    if facts["measured_rounds"]:
-        for way in ("up", "down"):
-            sent = size(sum(facts[f"bytes_{way}"].values()))
-            yield (f"bytes_{way}",), f"bytes {way}, per client and round", sent
-        spent = dict(facts["client_seconds"])
-        training = spent.pop("train", 0.0)
-        yield ("client_seconds",), "CPU per round, one client", seconds(sum(spent.values()))
-        yield ("client_seconds",), "  and its training", seconds(training)
-        server = seconds(sum(facts["server_seconds"].values()))
-        yield ("server_seconds",), "CPU per round, the server", server
-        if entry.two_servers:
-            helper = seconds(sum(facts["helper_seconds"].values()))
-            yield ("helper_seconds",), "CPU per round, the helper", helper
-            between = size(facts["bytes_between"])
-            yield ("bytes_between",), "bytes between servers, per client", between
-    if facts["epsilon"] is not None:
-        about = f"epsilon spent, per index, {facts['condition']}"
-        yield ("epsilon",), about, epsilon(facts["epsilon"])
-    if facts["noise_epsilon"] is not None:
-        about = f"epsilon spent, {facts['noise_scope']}"
-        yield ("noise_epsilon",), about, epsilon(facts["noise_epsilon"])
-    if facts["groups_not_finite"]:
-        left = count(facts["groups_not_finite"])
-        yield ("groups_not_finite",), "  left out, a gradient not finite", left
-    if facts["ended"]:
-        yield ("ended",), "ended early", facts["ended"]
-    if facts["crypto"]["mode"] != "every" and entry.federated:
-        real = f"{facts['measured_rounds']} of {facts['rounds']}"
-        yield ("measured_rounds",), "rounds with real messages", real
-    for caption, value in synthetic.fault_lines(facts):
-        yield ("excluded",), caption, value
-    yield ("seconds",), "time", seconds(facts["seconds"])
+    if as_json:
+        typer.echo(json.dumps(facts))
+    else:
+        run_summary.show_synthetic(plan, facts, seen_by, Console(highlight=False))
+    if aborted is not None and not facts["finished"]:
+        raise run_summary.aborted_error(aborted)
