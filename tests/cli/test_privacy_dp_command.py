@@ -71,7 +71,7 @@ def test_several_clients_stand_beside_what_one_would_claim(
     assert person["assumption"] == "if at most 3 clients hold a person"
     assert found["by_one_client_alone"] == pytest.approx(4.0, abs=0.01)
     _, out, _ = run(capsys, *asked)
-    assert "one client's own account would claim 4.00" in out
+    assert "by one client's steps alone it would be 4.00" in out
     assert "if at most 3 clients hold a person" in out
 
 
@@ -170,7 +170,7 @@ def test_a_delta_that_one_published_person_would_keep_is_warned_of(
         (("--epsilon", "-1", "--rounds", "1"), "--epsilon -1"),
         (("--noise", "0.01", "--epsilon", "1"), "in the first round"),
         (("--noise", "1", "--rounds", "1", "--unit", "family"), "--unit family"),
-        (("--noise", "1", "--rounds", "1", "--unit", "index"), "per index"),
+        (("--noise", "1", "--rounds", "1", "--unit", "index"), 'unit = "index"'),
         (("--noise", "1", "--rounds", "1", "--sampling", "shuffled"), "--sampling shuffled"),
         (("--noise", "1", "--rounds", "1", "--trust", "nobody"), "--trust nobody"),
         (("--noise", "1", "--rounds", "1", "--scheme", "central"), "no rounds"),

@@ -15,6 +15,7 @@ from tessera.api import simulate
 from tessera.cli import main as cli
 from tessera.cli import recommend
 from tessera.plan import Plan, SimulationPlan, TaskPlan
+from tessera.report.terminal import Page
 from tessera.runs.folder import RunFolder
 from tessera.runs.training import Training
 
@@ -114,7 +115,7 @@ def test_nothing_is_written_into_the_run(runs, data, capsys):
 def test_people_read_two_lists_that_fit(width, runs, data):
     found = recommend.recommendations(runs["masked"], 3, data=data)
     out = io.StringIO()
-    recommend.show(found, Console(file=out, width=width, highlight=False))
+    recommend.show(found, Page(Console(file=out, width=width, highlight=False)))
     text = out.getvalue()
     assert all(len(line) <= width for line in text.splitlines())
     assert "over its own linear mask" in text and "…" not in text
@@ -182,5 +183,5 @@ def test_titles_and_names_are_printed_as_text_and_not_as_markup() -> None:
     )
     console = Console(width=100, record=True, highlight=False, force_terminal=False)
     with console.capture() as captured:
-        recommend.show(found, console)
+        recommend.show(found, Page(console))
     assert "[red]Alien[/] [link=x]" in captured.get() and "films [bold]" in captured.get()

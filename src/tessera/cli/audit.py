@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
+from rich.text import Text
 
 from tessera.audit.finding import LEVEL, Finding, FindingUnit, Verdict
 from tessera.audit.guesses import CLIENT
 from tessera.audit.suite import audited
 from tessera.audit.two_server_view import HELPER, LEADER
-from tessera.cli.format import AsJson, figures_table
+from tessera.cli.format import AsJson
 from tessera.ids import SERVER
 from tessera.report.numbers import epsilon, percent, score, share
+from tessera.report.terminal import Cell, table
 
 
 def audit(
@@ -46,23 +46,17 @@ def show(found: Sequence[Finding]) -> None:
     console = Console(width=80)
     rounds = max((finding.rounds for finding in found), default=0)
     title = f"Attacks on {rounds:,} recorded rounds, by {attackers(found)}"
-    table = figures_table(title=title if rounds else "Canaries through the trainer")
-    table.add_column("attack", overflow="fold")
-    table.add_column("measured (CI)", justify="right", no_wrap=True)
-    table.add_column("claimed", justify="right", no_wrap=True)
     guessed = any(not math.isnan(finding.chance) for finding in found)
-    if guessed:
-        table.add_column("chance", justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+    head = ["attack", "measured (CI)", "claimed", *(["chance"] if guessed else []), "verdict"]
+    rows: list[list[Cell]] = []
     for finding in found:
-        verdict = finding.verdict.value
-        if finding.verdict is Verdict.BROKEN:
-            verdict = f"[bold red]{verdict}[/bold red]"
+        broken = finding.verdict is Verdict.BROKEN
         claimed = figure(finding.claimed, finding) if finding.claims else "nothing"
         by_chance = "" if math.isnan(finding.chance) else share(finding.chance)
-        cells = [measured(finding), claimed, *([by_chance] if guessed else []), verdict]
-        table.add_row(finding.name, *cells)
-    console.print(table)
+        verdict = Text(finding.verdict.value, "bold red" if broken else "")
+        row = [finding.name, measured(finding), claimed, *([by_chance] if guessed else [])]
+        rows.append([*row, verdict])
+    console.print(table(head, rows, title=title if rounds else "Canaries through the trainer"))
     console.print(Padding(intervals(found, guessed), (0, 0, 1, 1)))
     for name, meaning in dict.fromkeys((f.kind or f.name, f.meaning) for f in found):
         console.print(Padding(f"{name}: [dim]{meaning}[/dim]", (0, 0, 0, 1)))
@@ -99,12 +93,8 @@ def show_tables(tables: Mapping[str, Any]) -> None:
         ("ranking", "clients by hit ratio, as in Yang et al. 2021", "top"),
         ("ranking_fair", "clients by hit ratio, ties counted fairly", "top"),
     ):
-        table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-        for column in (first, *tables["bins"]):
-            table.add_column(column, justify="right", no_wrap=True)
-        for setting, shares in tables[name].items():
-            table.add_row(setting, *(f"{part:.0%}" for part in shares))
-        console.print(table)
+        rows = [[setting, *(f"{part:.0%}" for part in s)] for setting, s in tables[name].items()]
+        console.print(table((first, *tables["bins"]), rows, left=0, title=title))
 
 
 def measured(finding: Finding) -> str:

@@ -75,10 +75,9 @@ def demo(
     """Train one recommender under several schemes; show what each costs and hides."""
     from tessera import tasks
     from tessera.report import comparison
-    from tessera.report import demo as demo_page
-    from tessera.report import demo as demo_text
+    from tessera.report import demo as story
     from tessera.report import page as report
-    from tessera.report.demo import is_full
+    from tessera.report.terminal import Page
     from tessera.runs.held import rows_of_clients
     from tessera.runs.training import complete
 
@@ -122,7 +121,7 @@ def demo(
     stopped = None
     for scheme, plan in plans.items():
         count = rounds
-        if is_full(schemes.of(plan)) and not everything:
+        if story.is_full(schemes.of(plan)) and not everything:
             count = enough_rounds(plan, list(folders.values()), rounds)
             stopped = count if count < rounds else None
         with progress(console, count, title=f"{scheme.value:<{wide}}") as shown:
@@ -132,11 +131,11 @@ def demo(
         if watch is not None:
             watches[scheme] = watch
     found = demonstration(task, plans, folders, watches, usual, rounds, stopped)
-    page = report.save(demo_page.page(found, folder), folder / PAGE)
+    page = report.save(story.page(found, folder), folder / PAGE)
     if as_json:
         typer.echo(json.dumps({**comparison.summary(found.runs, page), **found.summary()}))
         return
-    demo_text.show(found, page, Console(highlight=False))
+    story.show(found, page, Page())
     console.print(f"Total time: {seconds(time.monotonic() - started)}.")
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich import box
-from rich.markup import escape
-from rich.table import Table
 
 from tessera.crypto import kernel
 from tessera.errors import ConfigError
@@ -93,24 +90,6 @@ def bounds(naming: Mapping[str, Any]) -> list[tuple[str, str]]:
         (f"at most (B), {plural(int(each), 'member')} with the server", share(value))
         for each, value in naming["bound_by_corrupt"].items()
     ]
-
-
-# --- tables ---------------------------------------------------------------------------------------
-
-
-def figures_table(**settings: Any) -> Table:
-    """Columns under a line, one space between them: as many figures as fit 80 columns."""
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), **settings)
-
-
-def captioned(lines: Iterable[tuple[str, str]]) -> Table:
-    """(what, value), one to a line."""
-    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(min_width=32)
-    table.add_column(justify="right", min_width=12)
-    for caption, value in lines:
-        table.add_row(escape(caption), value)
-    return table
 
 
 # --- files ----------------------------------------------------------------------------------------

@@ -10,9 +10,8 @@ from dataclasses import asdict
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 
-from tessera.cli.format import AsJson, figures_table
+from tessera.cli.format import AsJson
 from tessera.privacy.dp.guarantee import json_number
 from tessera.privacy.masks import (
     ASSUMPTIONS,
@@ -23,9 +22,11 @@ from tessera.privacy.masks import (
     samples_needed,
 )
 from tessera.report.numbers import INFINITE, figure
+from tessera.report.terminal import Page, table
 
 NOTHING: Final = 1.0
 """From this epsilon on the bound is empty: the indicator lies between 0 and 1."""
+EMPTY: Final = "  an empty bound: the indicator is at most 1 in any case"
 
 
 def mask_bound(
@@ -76,32 +77,22 @@ def describe(
 
 
 def show(found: dict[str, Any]) -> None:
-    """Figures, then what they rest on, at most 80 characters wide, on stdout."""
-    console = Console(width=80, highlight=False)
-    title = f"Theorem 1 of FedMMF, {found['parameters']} parameters of {found['bits']} bits"
-    figures = figures_table(title=title, show_header=False)
-    figures.add_column("", width=60, overflow="fold")
-    figures.add_column("", justify="right", min_width=12, no_wrap=True)
-    reached = found["epsilon_of_ratings"]
-    figures.add_row(
-        f"epsilon with {found['ratings']:,} ratings, delta {found['delta']:g}",
-        INFINITE if isinstance(reached, str) else figure(reached),
-    )
-    if not found["promises"]:
-        figures.add_row("  an empty bound: the indicator is at most 1 in any case")
-    figures.add_row(
-        f"ratings needed for epsilon {found['epsilon']:g}", f"{found['samples_needed']:,}"
-    )
-    figures.add_row(
-        "  by equation 23 as printed, which lacks a factor of 2",
-        f"{found['samples_as_printed']:,}",
-    )
-    console.print(figures)
-    rests = figures_table()
-    for heading, width in (("it assumes", 15), ("that is", 28), ("masks of tessera", 32)):
-        rests.add_column(heading, width=width, overflow="fold")
-    for one in found["assumptions"]:
-        # No markup: "[0, 1]" is text.
-        rests.add_row(*(part.replace("[", r"\[") for part in one.values()))
-    console.print(rests)
-    console.print(found["meaning"])
+    """Figures, then what they rest on."""
+    page, reached = Page(most=80), found["epsilon_of_ratings"]
+    page.say(lead=f"Theorem 1 of FedMMF, {found['parameters']} parameters of {found['bits']} bits")
+    lines = [
+        (
+            f"epsilon with {found['ratings']:,} ratings, delta {found['delta']:g}",
+            INFINITE if isinstance(reached, str) else figure(reached),
+        ),
+        *([] if found["promises"] else [(EMPTY, "")]),
+        (f"ratings needed for epsilon {found['epsilon']:g}", f"{found['samples_needed']:,}"),
+        (
+            "  by equation 23 of the paper, which lacks a factor of 2",
+            f"{found['samples_as_printed']:,}",
+        ),
+    ]
+    page.figures(lines)
+    head = ("it assumes", "that is", "masks of tessera")
+    page.table(table(head, [tuple(one.values()) for one in found["assumptions"]], left=3))
+    page.say(found["meaning"])

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from tessera.cli import plan_schemes
-from tessera.cli import plan_two_server as two_server
 from tessera.cli.format import (
     AsCsv,
     AsJson,
@@ -25,19 +22,20 @@ from tessera.cli.format import (
     parse_holders,
     warn_if_slow,
 )
-from tessera.cli.plan_page import show
+from tessera.cli.plan_page import show, show_schemes
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
-from tessera.plan import Plan, Scheme
+from tessera.plan import NoiseFrom, Plan, PrivacyPlan, Scheme
 from tessera.plan.reference import example_plan
 from tessera.privacy.dp.guarantee import INDEX_SCOPE, json_number
 from tessera.privacy.index import exposure, known_rows
 from tessera.privacy.index.bound import COMING_AND_GOING, NAMED, in_words
 from tessera.report.numbers import percent, share, size
-from tessera.rounds import as_printed, dp, schemes
+from tessera.rounds import schemes
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.forecast.forecast import break_evens, smaller_cap
 from tessera.rounds.forecast.naming import naming_forecast
+from tessera.rounds.noise import noise_of, paper_notes
 from tessera.runs.description import describe_two_server
 from tessera.simulation.calibration import round_seconds
 
@@ -140,18 +138,17 @@ def side_by_side(
     held = None
     if not plan.is_complete:
         plan, held = with_task(plan, data)
-    assumed = plan.union.max_rows if held is None else held.mean
-    found = plan_schemes.described(plan, assumed if rows is None else rows)
+    if rows is None:
+        rows = plan.union.max_rows if held is None else held.mean
+    found = [under(plan, entry, rows) for entry in schemes.SCHEMES.values()]
     if figures_written(found, csv):
         return
     if as_json:
-        typer.echo(
-            json.dumps({"rows_per_client": assumed if rows is None else rows, "schemes": found})
-        )
+        typer.echo(json.dumps({"rows_per_client": rows, "schemes": found}))
         return
-    rows_in = sum(table.rows for table in plan.tables)
-    title = f"{plan.task.name or plan.federation}: {rows_in:,} rows, {assumed:,} of them a client's"
-    plan_schemes.show(found, title, Console(highlight=False))
+    every = sum(table.rows for table in plan.tables)
+    title = f"{plan.task.name or plan.federation}: {every:,} rows, {rows:,} of them a client's"
+    show_schemes(found, title)
 
 
 def with_task(plan: Plan, data: Path | None) -> tuple[Plan, HeldRows]:
@@ -163,6 +160,45 @@ def with_task(plan: Plan, data: Path | None) -> tuple[Plan, HeldRows]:
     task = tasks.load(plan.task.name, data=data, **plan.task.options)
     whole = complete(plan, task)
     return whole, HeldRows.of(task, whole)
+
+
+def under(plan: Plan, entry: schemes.SchemeEntry, rows: int) -> dict[str, Any]:
+    """What the plan would cost and give away under a scheme; or why it is refused."""
+    record: dict[str, Any] = {
+        "scheme": entry.name,
+        "server_learns": entry.knowledge.server,
+        "honest": entry.knowledge.honest,
+        "bytes_up": None,
+        "bytes_down": None,
+        "bytes_between": None,
+        "server_seconds": None,
+        "holder_named": 1.0,
+        "refused": None,
+    }
+    if not entry.federated:
+        return record
+    try:
+        changed = with_scheme(plan, entry.scheme)
+        forecast = Forecast(changed, rows_per_client=rows)
+        record |= {
+            "bytes_up": sum(forecast.bytes_up().values()),
+            "bytes_down": sum(forecast.bytes_down().values()),
+            "bytes_between": forecast.bytes_between() if entry.two_servers else None,
+            "holder_named": changed.promise.bound(),
+        }
+        if forecast.work is not None or entry.two_servers:
+            record["server_seconds"] = round_seconds(forecast).get("server")
+    except ConfigError as error:
+        record["refused"] = str(error)
+    return record
+
+
+def with_scheme(plan: Plan, scheme: Scheme) -> Plan:
+    """The plan under another scheme; what only its own understands is as it is by default."""
+    try:
+        return replace(plan, scheme=scheme)
+    except ConfigError:
+        return replace(plan, scheme=scheme, privacy=PrivacyPlan(), dp=None)
 
 
 # --- the facts ------------------------------------------------------------------------------------
@@ -232,7 +268,7 @@ def describe(
     if forecast.work is not None or entry.two_servers:
         report["seconds"] = round_seconds(forecast)
     report["naming"] = None
-    if entry.hides and plan.roots and not dp.covers_rows(plan):
+    if entry.hides and plan.roots and not noise_of(plan).covers_rows:
         rounds = plan.privacy.period_rounds if joined is None else joined
         report["naming"] = naming_forecast(forecast, rounds=rounds, population=population).as_json()
     report["dp"] = None if plan.dp is None else describe_noise(plan)
@@ -284,8 +320,8 @@ def describe_noise(plan: Plan) -> dict[str, Any]:
 
     Without dp-accounting none of it can be known, and the refusal says what to install.
     """
-    plan = dp.calibrated(plan)
-    section, setting = dp.section(plan), dp.noise_setting(plan)
+    noise = noise_of(noise_of(plan).calibrated())
+    section, setting, plan = noise.dp, noise.setting, noise.plan
     rounds = plan.simulation.rounds
     ledger = setting.ledger(rounds)
     spent = [
@@ -306,8 +342,8 @@ def describe_noise(plan: Plan) -> dict[str, Any]:
         "epsilon": json_number(worst.epsilon),
         "scope": worst.scope,
         "against": [observer.value for observer in setting.protected()],
-        "lasts": dp.lasts(plan),
-        "printed": as_printed.facts(plan),
+        "lasts": noise.lasts,
+        "printed": noise.paper_facts(),
     }
 
 
@@ -337,7 +373,7 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
     """What somebody who is about to run this plan should know."""
     plan, entry = forecast.plan, schemes.of(forecast.plan)
     if report["dp"] is not None:
-        yield from as_printed.notes(report["dp"]["printed"])
+        yield from paper_notes(report["dp"]["printed"])
     if forecast.rows.left_out and entry.hides:
         yield (
             f"{forecast.rows.left_out} rows of every client are over the cap, max_rows = "
@@ -362,7 +398,7 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
         if plan.privacy.insecure_small_groups:
             yield "insecure_small_groups: a row may be opened with one honest member in its group"
     if entry.two_servers:
-        yield from two_server.notes(report)
+        yield from two_server_notes(report)
     elif entry.by_rows:
         whole = plan.full_length * plan.ring.bits / 8
         if report["bytes"]["total_up"] > whole:
@@ -370,13 +406,13 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
                 f"the full model is {size(whole)} up, less than these rows: a full-model scheme "
                 "costs less"
             )
-    if entry.hides and plan.roots and not dp.covers_rows(plan):
+    if entry.hides and plan.roots and not noise_of(plan).covers_rows:
         if plan.grouped:
             yield in_words(plan.promise.bound())
             yield known_rows.in_words(plan.task.name, _model_of(plan))
         yield COMING_AND_GOING if plan.grouped else NAMED
     if plan.listed and plan.privacy.grouped:
-        rows = dp.section(plan).rows.value
+        rows = noise_of(plan).dp.rows.value
         yield (
             f'level = "groups" has no part in this plan: [dp] rows = "{rows}" '
             "has everybody fetch and write the same rows, in one sum with noise"
@@ -386,6 +422,58 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
             f"more may drop out ({percent(forecast.dropout)}) than the plan tolerates "
             f"({percent(plan.security.dropout)}): such rounds are aborted"
         )
+
+
+def two_server_notes(report: Mapping[str, Any]) -> list[str]:
+    found, fewer = report["two_server"], report["fewer_rows"]
+    lines = []
+    if not opens_with_noise(report):
+        lines.append(
+            "a row that only one client writes is opened as that client's exact update, without "
+            "its identity"
+        )
+    if fewer is not None:
+        held = f"{report['assumed']['rows_per_client']:,} are assumed"
+        if report["held"] is not None:
+            held = "clients hold {mean:,} on average and {most:,} at most".format(**report["held"])
+        lines.append(
+            f"all messages are sized for max_rows = {found['max_rows']:,}, and "
+            f"{held}: max_rows = {fewer['max_rows']:,} would take {size(fewer['total_up'])} up and "
+            f"{size(fewer['total_down'])} down"
+        )
+    if not found["check"]:
+        lines.append(
+            "check = false: a server that alters the rows of one client goes unnoticed, and can "
+            "read that client's rows in the next sum"
+        )
+    if not found["verify"]:
+        lines.append(
+            "verify = false: one client can write any number of rows, all of a table at once"
+        )
+    if found["key_rounds"] > 1:
+        first, later = found["report_bytes"]
+        lines.append(
+            f"keys last {found['key_rounds']} rounds: a client's report takes {size(first)} in the "
+            f"first of them and {size(later)} later, and the cohort stays the same; where the next "
+            "keys are made over another list of clients, the rows of whoever came or went show"
+        )
+        if found["absent"] == "allow":
+            lines.append(
+                'absent = "allow": the rows of a client that is missing in a round of its keys '
+                "show in the difference of two sums"
+            )
+    if found["domain"] == "union":
+        lines.append(
+            "the union is opened exactly, in a secure sum with signed keys and the active "
+            "setting's threshold of clients"
+        )
+    return lines
+
+
+def opens_with_noise(report: Mapping[str, Any]) -> bool:
+    """Whether both servers add noise to every row before the sum opens."""
+    noise = report["dp"]
+    return noise is not None and noise["trust"] == NoiseFrom.EACH.value
 
 
 def _model_of(plan: Plan) -> str:

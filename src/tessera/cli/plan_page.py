@@ -2,47 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from tessera.cli import plan_two_server as two_server
-from tessera.cli.format import bounds, figures_table
+from tessera.cli.format import bounds
 from tessera.privacy.dp.guarantee import OF_THE_ANSWERS
+from tessera.privacy.index.bound import CONDITIONS
 from tessera.privacy.index.exposure import LATER
 from tessera.privacy.index.response import LEVELS
 from tessera.protocols.secagg.params import Threat
 from tessera.report.numbers import count, epsilon, percent, probability, seconds, share, size
 from tessera.report.sections.safety import PRESETS
+from tessera.report.terminal import Page, table
 from tessera.rounds import schemes
 
 CATEGORIES: Final = ("keys", "union", "choice", "rows down", "update")
 ENCODINGS: Final = {"BloomFilter": "Bloom filter", "SumTable": "sum table"}
 
+READS_ALL: Final = "reads everything"
+
 
 def show(report: Mapping[str, Any]) -> None:
     """One page on stdout; it fits 80 columns."""
-    console = Console(highlight=False)
-    width = min(console.width, 100)
-    console.print(f"[bold]{escape(report['plan'])}[/] is a valid plan.", soft_wrap=True)
+    page = Page()
+    page.line(" is a valid plan.", lead=report["plan"])
     for line in preamble(report):
-        console.print(line, width=width)
-    console.print(rows_table(report))
-    console.print(bytes_table(report))
+        page.say(line)
+    page.say(f"{assumptions(report)}\n", style="dim")
+    page.table(rows_table(report))
+    page.table(bytes_table(report))
     for name, lines in facts(report).items():
-        console.print(f"[bold]{escape(name)}[/]", width=width)
-        grid = Table.grid(padding=(0, 0, 0, 2), pad_edge=True)
-        grid.add_column()
-        grid.add_column(overflow="fold")
-        for caption, value in lines:
-            grid.add_row(escape(caption), value)
-        console.print(grid, width=width)
-        console.print()
+        page.facts(name, lines)
     for note in report["notes"]:
-        console.print(f"[yellow]note:[/] {escape(note)}", width=width)
+        page.say(note, lead="note:", loud="yellow")
 
 
 def preamble(report: Mapping[str, Any]) -> Iterator[str]:
@@ -67,13 +61,16 @@ def preamble(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"The {who}: {report['server_learns']}."
     if report["privacy"] is not None and report["privacy"]["level"] in LEVELS:
         yield f"Index privacy: {report['privacy']['level']}. {PRESETS}"
+
+
+def assumptions(report: Mapping[str, Any]) -> str:
     assumed = report["assumed"]
     spread = (
         "all rows equally likely" if assumed["holders"] == "even" else "holders per row as given"
     )
-    yield (
-        f"[dim]Assumed: {assumed['rows_per_client']:,} rows per client and table, {spread}; "
-        f"{percent(assumed['dropout'])} drop out{'' if 'groups' in report else ' late'}.[/]\n"
+    return (
+        f"Assumed: {assumed['rows_per_client']:,} rows per client and table, {spread}; "
+        f"{percent(assumed['dropout'])} drop out{'' if 'groups' in report else ' late'}."
     )
 
 
@@ -82,56 +79,54 @@ def dropouts(many: int) -> str:
 
 
 def rows_table(report: Mapping[str, Any]) -> Table:
-    table = figures_table()
+    tables = report["rows"]
     secret = schemes.named(report["scheme"]).randomises
     union = secret or (report["two_server"] or {}).get("domain") == "union"
-    table.add_column("rows, expected", min_width=26)
-    for name, found in report["rows"].items():
-        table.add_column(f"{name}*" if found["derived"] else name, justify="right", min_width=10)
-
-    def row(caption: str, name: str) -> None:
-        table.add_row(caption, *(count(f[name]) for f in report["rows"].values()))
-
-    row("held by a client", "real")
-    row("in the union" if union else "held by any client", "union")
-    row("fetched by a client", "revealed")
-    row("trained by a client", "trained")
+    lines = [
+        ("held by a client", "real", count),
+        ("in the union" if union else "held by any client", "union", count),
+        ("fetched by a client", "revealed", count),
+        ("trained by a client", "trained", count),
+    ]
     if secret:
-        quorum = report["security"]["quorum"]
-        for caption, name in (
-            (f"below quorum {quorum}", "missed"),
-            ("below it after dropouts", "lost"),
-        ):
-            table.add_row(caption, *(share(f[name]) for f in report["rows"].values()))
-    if any(f["derived"] for f in report["rows"].values()):
-        table.caption = "* derived table; its map is assumed to be even"
-        table.caption_justify = "left"
-    return table
+        lines += [
+            (f"below quorum {report['security']['quorum']}", "missed", share),
+            ("below it after dropouts", "lost", share),
+        ]
+    derived = any(f["derived"] for f in tables.values())
+    return table(
+        ["rows, expected", *(f"{n}*" if f["derived"] else n for n, f in tables.items())],
+        [[caption, *(say(f[name]) for f in tables.values())] for caption, name, say in lines],
+        first=26,
+        least=10,
+        note="* derived table; its map is assumed to be even" if derived else "",
+    )
 
 
 def bytes_table(report: Mapping[str, Any]) -> Table:
-    table = figures_table(show_footer=True)
-    up, down = report["bytes"]["up"], report["bytes"]["down"]
-    table.add_column("bytes per client", "total", min_width=26)
-    table.add_column("up", size(report["bytes"]["total_up"]), justify="right", min_width=10)
-    table.add_column("down", size(report["bytes"]["total_down"]), justify="right", min_width=10)
-    for category in CATEGORIES:
-        if category in up or category in down:
-            table.add_row(
-                category, *(size(part[category]) if category in part else "" for part in (up, down))
-            )
-    if report["bytes"]["between"]:
-        between = size(report["bytes"]["between"])
-        table.caption = f"plus {between} per client between the two servers"
-        table.caption_justify = "left"
-    return table
+    sent = report["bytes"]
+    ways = (sent["up"], sent["down"])
+    return table(
+        ["bytes per client", "up", "down"],
+        [
+            [category, *(size(way[category]) if category in way else "" for way in ways)]
+            for category in CATEGORIES
+            if any(category in way for way in ways)
+        ],
+        first=26,
+        least=10,
+        foot=["total", size(sent["total_up"]), size(sent["total_down"])],
+        note=f"plus {size(sent['between'])} per client between the two servers"
+        if sent["between"]
+        else "",
+    )
 
 
 def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     """Headed lists of (what, value)."""
     found: dict[str, list[tuple[str, str]]] = {}
     if report["two_server"] is not None:
-        found |= two_server.facts(report)
+        found |= two_server_facts(report)
     privacy = report["privacy"]
     if privacy is not None and "epsilon_once" in privacy:
         rounds = privacy["rounds"]
@@ -219,3 +214,67 @@ def naming_facts(naming: Mapping[str, Any]) -> list[tuple[str, str]]:
     if late is not None:
         lines.append((f"the same, {many} drop out late", share(late["best_guess"])))
     return lines
+
+
+def two_server_facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
+    """How tables are written between two servers, and what each of them looks at."""
+    found, writing = report["two_server"], []
+    for cost in found["tables"]:
+        writing.append((cost["name"], cost["reason"]))
+        if cost["keys"] is not None:
+            up_to = report["break_even"][cost["name"]]
+            limit = f"up to max_rows = {up_to:,}" if up_to else "for no max_rows"
+            writing.append(("", f"keys take fewer bytes {limit}, of {cost['rows']:,} rows"))
+    looked = f"{found['rows_looked_at']:,} rows, {found['aes_blocks']:,} AES blocks"
+    domain = "whole tables" if found["domain"] == "whole" else "the cohort's union"
+    return {
+        "how a client writes a table": writing,
+        "two servers": [
+            ("evaluated over", f"{domain} (row_limit = {found['row_limit']:,})"),
+            ("by each server for one client", looked),
+            ("a sum is opened over at least", f"{found['min_cohort']} clients"),
+            ("excluded once their list is closed", f"at most {found['most_excluded']} clients"),
+        ],
+    }
+
+
+# --- all schemes side by side -------------------------------------------------------------------
+
+
+def show_schemes(records: Sequence[Mapping[str, Any]], title: str) -> None:
+    page = Page()
+    page.line(", per client and round", lead=title)
+    page.table(schemes_table(records))
+    for one in records:
+        if one["refused"] is not None:
+            page.say(f"not with this plan: {one['refused']}", lead=f"{one['scheme']}:")
+        else:
+            page.say(f"learnt by the server: {one['server_learns']}", lead=f"{one['scheme']},")
+    if any(one["holder_named"] < 1.0 for one in records):
+        page.say(f"Holder identified, at most: {CONDITIONS}.")
+    page.line(
+        "docs/choosing.md says which scheme is for whom; `tessera init TASK --scheme NAME` writes "
+        "its plan.",
+        style="dim",
+    )
+
+
+def schemes_table(records: Sequence[Mapping[str, Any]]) -> Table:
+    rows = []
+    for one in records:
+        entry = schemes.named(one["scheme"])
+        if one["refused"] is not None:
+            rows.append([one["scheme"], "refused", *[""] * 4])
+            continue
+        rows.append(
+            [
+                one["scheme"],
+                size(one["bytes_up"]) if entry.federated else "all data",
+                size(one["bytes_down"]) if entry.federated else "",
+                "" if one["bytes_between"] is None else size(one["bytes_between"]),
+                "" if one["server_seconds"] is None else seconds(one["server_seconds"]),
+                share(one["holder_named"]) if entry.hides else READS_ALL,
+            ]
+        )
+    head = ("up", "down", "between\nservers", "server\ntime", "holder identi-\nfied, at most")
+    return table(("scheme", *head), rows)

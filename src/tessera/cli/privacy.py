@@ -14,14 +14,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
-from rich.padding import Padding
 
 from tessera.cli.format import (
     PAPERS_HOLDERS,
     AsJson,
     bounds,
-    figures_table,
     named,
     parse_holders,
     parse_number,
@@ -35,6 +32,7 @@ from tessera.privacy.index.identification_forecast import MOST_ROWS, NamingForec
 from tessera.privacy.index.response import LEVELS, IndexPrivacy
 from tessera.report.numbers import count, epsilon, percent, probability, share, size
 from tessera.report.sections.safety import PRESETS, not_covered
+from tessera.report.terminal import Page, table
 from tessera.rounds import schemes
 
 PAPERS_CLIENTS: Final = 100
@@ -205,17 +203,17 @@ def without_epsilon(scheme: str, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(facts))
         return
-    console = Console(width=80, highlight=False)
-    console.print(f"[bold]{scheme}[/]: {facts['why']}\n")
+    page = Page(most=80)
+    page.say(f"{facts['why']}\n", lead=f"{scheme}:")
     for caption, text in (
         ("Servers learn" if entry.two_servers else "The server learns", known.server),
         ("Other clients learn", known.clients),
         ("Who must be honest", known.honest),
     ):
-        console.print(f"[bold]{caption}.[/] {text}\n")
-    console.print("[bold]Not covered.[/]")
+        page.say(f"{text}\n", lead=f"{caption}.")
+    page.say(lead="Not covered.")
     for point in uncovered:
-        console.print(Padding(f"- {point}", (0, 0, 0, 1)))
+        page.point(point)
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,38 +382,35 @@ def describe(privacy: IndexPrivacy, cohort: Cohort, *, rounds: int, costs: Costs
 
 def show(reports: Mapping[str, dict[str, Any]], cohort: Cohort, *, rounds: int) -> None:
     """One column per choice of probabilities, at most 80 characters wide, on stdout."""
-    title = f"Epsilon: {OF_THE_ANSWERS}" if any(map(has_noise, reports.values())) else None
-    table = figures_table(title=title)
-    table.add_column("", width=32 if len(reports) > 1 else 52, overflow="fold")
-    for name in reports:
-        table.add_column(name, justify="right", min_width=7, no_wrap=True)
-    for caption, cells in lines(list(reports.values()), cohort, rounds):
-        if cells is None:
-            table.add_section()
-            table.add_row(f"[bold]{caption}[/bold]")
-        else:
-            table.add_row(caption, *cells)
-    console = Console(width=80, highlight=False)
+    page = Page(most=80)
+    noisy = [has_noise(report) for report in reports.values()]
     grouped = any(map(in_group, reports.values()))
     if any(name in LEVELS for name in reports):
-        console.print(f"{PRESETS}\n")
-    console.print(table)
-    if title:
-        console.print(
-            "* a new pseudonym every round, by one-time tokens and a relay: simulation only"
+        page.say(f"{PRESETS}\n")
+    shown = lines(list(reports.values()), cohort, rounds)
+    page.table(
+        table(
+            ["", *reports],
+            [caption if cells is None else [caption, *cells] for caption, cells in shown],
+            title=f"Epsilon: {OF_THE_ANSWERS}" if any(noisy) else None,
+            first=32 if len(reports) > 1 else 52,
+            least=7,
         )
-    console.print("** of all rows of all clients, those whose holder is identified with over 90%")
-    if not grouped and not all(map(has_noise, reports.values())):
-        console.print(f"*** {LATER} (cpp5)")
+    )
+    if any(noisy):
+        page.say("* a new pseudonym every round, by one-time tokens and a relay: simulation only")
+    page.say("** of all rows of all clients, those whose holder is identified with over 90%")
+    if not grouped and not all(noisy):
+        page.say(f"*** {LATER} (cpp5)")
     if not grouped:
-        console.print("B: at most, for any number of rounds; 100%: the holder is not hidden")
-    if title and not all(map(has_noise, reports.values())):
-        console.print("none: everybody names the whole union, without noise, so without epsilon")
+        page.say("B: at most, for any number of rounds; 100%: the holder is not hidden")
+    if any(noisy) and not all(noisy):
+        page.say("none: everybody names the whole union, without noise, so without epsilon")
     if len(reports) == 1:
         (report,) = reports.values()
-        console.print(f"\n{named(report['naming'], rounds)}")
+        page.say(f"\n{named(report['naming'], rounds)}")
         if grouped:
-            console.print(f"\nBut {known_rows.all_in_words()}.")
+            page.say(f"\nBut {known_rows.all_in_words()}.")
 
 
 def in_group(report: Mapping[str, Any]) -> bool:

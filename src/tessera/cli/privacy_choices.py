@@ -1,24 +1,25 @@
-"""What each way of adding noise costs beside the others: noise in a sum, bytes, and who is trusted.
+"""The same budget per user by who adds the noise: noise in a sum, bytes, and who must be honest.
 
-For noise per user, at one budget. Which rows will be learnt is said by what a row needs: a sum
-rises over its noise where enough clients of a round hold the row.
+Which rows will be learnt is said by what a row needs: a sum rises over its noise where enough
+clients of a round hold the row.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rich.table import Table
 
-from tessera.cli.format import figures_table
 from tessera.errors import ConfigError
 from tessera.plan import (
     DPPlan,
     NoiseFrom,
     NoisyRows,
     Plan,
+    Scheme,
     SecurityPlan,
     TablePlan,
     TwoServerPlan,
@@ -27,8 +28,10 @@ from tessera.plan import (
 from tessera.protocols.secagg.graph import fewest_members
 from tessera.protocols.secagg.params import GraphKind
 from tessera.report.numbers import rounded, share, size
-from tessera.rounds import dp, schemes
+from tessera.report.terminal import table
+from tessera.rounds import schemes
 from tessera.rounds.forecast import Forecast
+from tessera.rounds.noise import noise_of
 
 COMPLETE: Final = 1_000
 """Clients of a secure sum up to which all mask with all."""
@@ -36,7 +39,7 @@ FEWER: Final = (1.0, 0.5, 0.0)
 """Of the clients that may be missing: what a higher threshold is compared by."""
 HONEST: Final = {
     NoiseFrom.SERVER: "the server",
-    NoiseFrom.SHARES: "so many clients*",
+    NoiseFrom.SHARES: "a number of clients",
     NoiseFrom.EACH: "one of two servers",
     NoiseFrom.LOCAL: "nobody",
 }
@@ -63,10 +66,10 @@ class Choices:
     def described(self) -> list[dict[str, Any]]:
         """A record per trust; one that cannot be had says why."""
         return [
-            self._one(NoiseFrom.SERVER, Plan(scheme="fedavg", **self._common)),  # type: ignore[arg-type]
-            self._one(NoiseFrom.SHARES, Plan(scheme="secure-fedavg", **self._common)),  # type: ignore[arg-type]
-            self._one(NoiseFrom.EACH, Plan(scheme="two-server", **self._common)),  # type: ignore[arg-type]
-            self._one(NoiseFrom.LOCAL, Plan(scheme="fedavg", **self._common)),  # type: ignore[arg-type]
+            self._one(NoiseFrom.SERVER, Plan(scheme=Scheme.FEDAVG, **self._common)),
+            self._one(NoiseFrom.SHARES, Plan(scheme=Scheme.SECURE_FEDAVG, **self._common)),
+            self._one(NoiseFrom.EACH, Plan(scheme=Scheme.TWO_SERVER, **self._common)),
+            self._one(NoiseFrom.LOCAL, Plan(scheme=Scheme.FEDAVG, **self._common)),
         ]
 
     @property
@@ -103,7 +106,7 @@ class Choices:
         )
         try:
             noisy = replace(plan, dp=section)
-            deviation = dp.in_the_sum(noisy)
+            deviation = noise_of(noisy).in_the_sum
             record["noise_in_sum"] = deviation
             record["clients_for_a_row"] = deviation * math.sqrt(self.rows * self.width)
             up = Forecast(noisy, rows_per_client=min(self.rows, self.catalogue)).bytes_up()
@@ -117,7 +120,7 @@ class Choices:
 
     def _higher_thresholds(self, plan: Plan) -> list[dict[str, Any]]:
         """Noise in a sum if fewer clients of a round may be missing; those with less noise only."""
-        found, before = [], dp.in_the_sum(plan)
+        found, before = [], noise_of(plan).in_the_sum
         for part in FEWER:
             dropout = plan.security.dropout * part
             security = replace(plan.security, dropout=dropout)
@@ -126,38 +129,41 @@ class Choices:
                 least = fewest_members(self.cohort, dropout)
                 security, key = replace(security, threshold=least), f"threshold = {least}"
             stricter = replace(plan, security=security)
-            noise = dp.in_the_sum(stricter)
+            noise = noise_of(stricter).in_the_sum
             if noise < before:
                 record = {"key": key, "survivors": stricter.least_survivors}
                 found.append(record | {"noise_in_sum": noise, "saved": 1.0 - noise / before})
         return found
 
 
-def table_of(records: list[dict[str, Any]], cohort: int) -> Table:
-    table = figures_table(title="The same budget per user, by who adds the noise")
-    table.add_column("trust", no_wrap=True)
-    table.add_column("scheme", no_wrap=True)
-    table.add_column("who must be honest")
-    for name in ("noise in\na sum", "clients\nfor a row", "of a\nround", "up per\nclient"):
-        table.add_column(name, justify="right", no_wrap=True)
+def choices_table(records: Sequence[Mapping[str, Any]], cohort: int) -> Table:
+    rows = []
     for one in records:
         if one["refused"] is not None:
-            table.add_row(one["trust"], one["scheme"], "refused", "", "", "", "")
+            rows.append([one["trust"], one["scheme"], "refused", "", "", "", ""])
             continue
         needed = one["clients_for_a_row"]
-        table.add_row(
-            one["trust"],
-            one["scheme"],
-            one["honest"],
-            f"{one['noise_in_sum']:.3g}",
-            rounded(needed),
-            share(needed / cohort) if needed <= cohort else "none",
-            size(one["bytes_up"]),
+        rows.append(
+            [
+                one["trust"],
+                one["scheme"],
+                one["honest"],
+                f"{one['noise_in_sum']:.3g}",
+                rounded(needed),
+                share(needed / cohort) if needed <= cohort else "none",
+                size(one["bytes_up"]),
+            ]
         )
-    return table
+    figures = ("noise in\na sum", "clients\nfor a row", "of a\nround", "up per\nclient")
+    return table(
+        ("trust", "scheme", "who must be honest", *figures),
+        rows,
+        left=3,
+        title="The same budget per user, by who adds the noise",
+    )
 
 
-def sentences(records: list[dict[str, Any]], cohort: int) -> list[str]:
+def choices_in_words(records: Sequence[Mapping[str, Any]], cohort: int) -> list[str]:
     """Which part of the catalogue will be learnt, and what is refused."""
     found = [
         "Noise is in clips. A row rises over it where the clients of the last columns hold it: "
@@ -168,7 +174,7 @@ def sentences(records: list[dict[str, Any]], cohort: int) -> list[str]:
             found.append(
                 f"{one['trust']}: with {higher['key']} in [security] the noise in a sum is "
                 f"{higher['noise_in_sum']:.3g} ({share(higher['saved'])} less); a round with fewer "
-                f"than {higher['survivors']} answers is given up, and stays charged"
+                f"than {higher['survivors']} answers is aborted, and stays charged"
             )
     best = [one for one in records if one["refused"] is None]
     if best and all(one["clients_for_a_row"] > cohort for one in best):

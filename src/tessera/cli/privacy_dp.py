@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import typer
-from rich.console import Console
 
-from tessera.cli import privacy_choices as choices
-from tessera.cli.format import AsJson, captioned, figures_table
+from tessera.cli.format import AsJson
+from tessera.cli.privacy_choices import Choices, choices_in_words, choices_table
 from tessera.errors import ConfigError
-from tessera.plan import NoiseFrom, Plan
+from tessera.plan import (
+    DPPlan,
+    NoiseFrom,
+    NoisyRows,
+    Plan,
+)
 from tessera.privacy.dp.guarantee import Guarantee, Trust, Unit
-from tessera.privacy.dp.mechanism import GaussianNoise, NoAccount
+from tessera.privacy.dp.mechanism import GaussianNoise, NoAccount, check_noise
 from tessera.privacy.dp.noise_setting import (
     MOST_MOVE,
     Coins,
@@ -32,15 +37,17 @@ from tessera.privacy.dp.noise_setting import (
     holders_over_noise,
     row_moves,
 )
-from tessera.privacy.dp.subjects import Printed, changed_epsilon
+from tessera.privacy.dp.subjects import changed_epsilon
 from tessera.report.numbers import count, epsilon, rounded
-from tessera.rounds import as_printed, dp, schemes
+from tessera.report.terminal import Page, table
+from tessera.rounds import schemes
+from tessera.rounds.noise import delta_warning, noise_of, paper_notes, sight
 
-TRUST: Final = {source.value: source.trust for source in NoiseFrom}
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
 def privacy_dp(
+    context: typer.Context,
     path: Annotated[
         Path | None,
         typer.Argument(
@@ -132,129 +139,136 @@ def privacy_dp(
     the same budget costs by who adds the noise: a server, clients in shares, each of two servers,
     or every client for itself.
     """
-    printed: dict[str, Any] | None = None
     if path is not None:
         plan = planned(path)
-        scheme, cohort, delta = plan.scheme.value, plan.cohort, dp.section(plan).delta
-        found = of_plan(plan, rounds)
-        printed = as_printed.facts(plan)
+        found = Account.of_plan(plan, rounds)
+        used = (plan.security.dropout, noise_of(plan).dp.corrupt)
     else:
-        chosen = member(Unit, "unit", unit)
-        drawing = sampling or ("poisson" if rate < 1.0 else "none")
-        setting = NoiseSetting(
-            unit=chosen,
-            noise=1.0 if noise is None else noise,
-            trust=trust_of(trust),
-            steps=steps,
-            sampling=member(Sampling, "sampling", drawing),
+        plan, used = None, (dropout, corrupt)
+        check_given(noise, epsilon, rounds)
+        section = section_of(context.params)
+        setting = setting_of(
+            section,
+            rounds=rounds,
+            sampling=sampling or ("poisson" if rate < 1.0 else "none"),
             rate=rate,
-            coins=member(Coins, "coins", coins or ("leader" if chosen is Unit.USER else "client")),
-            drawn=member(Drawn, "drawn", drawn),
+            coins=coins or ("leader" if unit == Unit.USER else "client"),
+            honest=honest,
             records=records,
-            cap=cap,
             clients=clients,
-            sources=honest,
-            row_moves=moved_by_row(chosen, per_row, example_clip, trust),
-            clipped=trust_of(trust) is not Trust.LOCAL,
-            selection=selected(selection, rounds),
-            sight=dp.sight(schemes.named(scheme, option="--scheme")),
+            scheme=scheme,
         )
-        found = solve(setting, noise=noise, budget=epsilon, delta=delta, rounds=rounds)
-    warning = dp.delta_warning(delta, people(subjects))
-    report = describe(
-        found,
-        delta=delta,
-        scheme=scheme,
-        over_noise=holders_over_noise(found.setting, rows=rows, width=width, cohort=cohort),
-    )
-    compared: list[dict[str, Any]] = []
-    if catalogue or (path is not None and found.setting.unit is Unit.USER):
-        options = {"dropout": dropout, "corrupt": corrupt, "rows": rows, "width": width}
-        chosen_by = of_choices(found, path, catalogue, cohort, delta, options)
-        compared = report["choices"] = chosen_by.described()
-    if printed is not None:
-        report["printed"] = printed
+        found = solve(setting, budget=epsilon, delta=delta, rounds=rounds)
+        found = replace(found, scheme=scheme, cohort=cohort)
+    warning = delta_warning(found.delta, people(subjects))
+    over = holders_over_noise(found.setting, rows=rows, width=width, cohort=found.cohort)
+    report = describe(found, over_noise=over)
+    if plan is not None:
+        report |= {"printed": facts} if (facts := noise_of(plan).paper_facts()) else {}
+    if catalogue or (plan is not None and found.setting.unit is Unit.USER):
+        beside = choices_of(found, plan, catalogue, rows=rows, width=width, missing=used)
+        report["choices"] = beside.described()
     if history:
-        report["interaction"] = interaction(found, history=history, delta=delta)
-        if path is not None and (why := uses_click_rate(plan)):
+        report["interaction"] = interaction(found, history=history)
+        if plan is not None and (why := uses_click_rate(plan)):
             report["interaction"] |= {"epsilon": None, "reason": why}
     if warning:
         typer.echo(f"warning: {warning}", err=True)
     if as_json:
         typer.echo(json.dumps(report | {"warnings": [warning] if warning else []}))
     else:
-        show(found, report, delta=delta, rows=rows, width=width, cohort=cohort)
-        if compared:
-            console = Console(width=80, highlight=False)
-            console.print(choices.table_of(compared, cohort))
-            for line in choices.sentences(compared, cohort):
-                console.print(line, markup=False)
-
-
-def selected(share: float, rounds: int | None) -> float:
-    """Noise on the popularity of rows over that of a round, for its share of the budget."""
-    if not share:
-        return 0.0
-    if not 0.0 < share < 1.0:
-        raise ConfigError(f"--selection {share:g}", hint="a share, between 0 and 1")
-    if rounds is None:
-        raise ConfigError("--selection without --rounds", hint="its noise follows from both")
-    return math.sqrt((1.0 - share) / (share * rounds))
-
-
-def of_choices(
-    found: Solution,
-    path: Path | None,
-    catalogue: int,
-    cohort: int,
-    delta: float,
-    options: dict[str, Any],
-) -> choices.Choices:
-    """A plan's own tables and clients, or those of the options."""
-    if found.setting.unit is not Unit.USER or catalogue < 0:
-        raise ConfigError(
-            f"--catalogue {catalogue} with unit {found.setting.unit.value}",
-            hint="trusts are compared per user: --unit user --catalogue 20000",
-        )
-    if path is not None:
-        plan = Plan.read(path)
-        own = max(plan.tables, key=lambda t: t.rows, default=None)
-        if own is not None:
-            catalogue, options = catalogue or own.rows, {**options, "width": own.width}
-        options |= {"dropout": plan.security.dropout, "corrupt": dp.section(plan).corrupt}
-    noise, drawn_noise = by_knowledge(found, delta)
-    return choices.Choices(
-        noise=noise,
-        drawn_noise=drawn_noise,
-        delta=delta,
-        cohort=cohort,
-        catalogue=max(catalogue, 1),
-        **options,
-    )
-
-
-def by_knowledge(found: Solution, delta: float) -> tuple[float, float]:
-    """The noise for a budget in full, and against those alone to whom the cohorts are secret."""
-    setting = found.setting
-    if not setting.kept_secret:
-        return setting.noise, setting.noise
-    budget = found.budget
-    if budget is None:
-        levels = setting.ledger(found.rounds).guarantees(
-            delta=delta, units=[setting.unit], observers=setting.protected()
-        )
-        budget = max(level.epsilon for level in levels if isinstance(level, Guarantee))
-    unseen = Visibility(roster=False)
-    drawn = replace(setting, trust=Trust.CENTRAL, vector=None, sources=1, sight=unseen)
-    full = replace(drawn, sampling=Sampling.NONE, rate=1.0)
-
-    def least(each: NoiseSetting) -> float:
-        return each.least_noise(epsilon=budget, delta=delta, rounds=found.rounds)
-
-    return least(full), least(drawn)
+        show(found, report, rows=rows, width=width)
 
 
 # --- options --------------------------------------------------------------------------------------
+
+IN_SECTION: Final = {
+    "unit": "unit",
+    "noise": "noise",
+    "epsilon": "epsilon",
+    "delta": "delta",
+    "per_row": "per_row",
+    "example_clip": "example_clip",
+    "steps": "steps",
+    "drawn": "drawn",
+    "records": "records_per_subject",
+    "cap": "cap",
+    "clients": "clients_per_subject",
+    "trust": "trust",
+    "selection": "selection",
+}
+"""Options that are keys of [dp], which checks them."""
+CHOICES: Final = {"unit": Unit, "trust": NoiseFrom, "drawn": Drawn}
+
+
+def section_of(options: Mapping[str, Any]) -> DPPlan:
+    """The section [dp] that these options amount to."""
+    for name, kind in CHOICES.items():
+        member(kind, name, options[name])
+    if options["selection"] and not 0.0 < options["selection"] < 1.0:
+        raise ConfigError(f"--selection {options['selection']:g}", hint="a share, between 0 and 1")
+    if options["cap"] < 1:
+        raise ConfigError(f"--cap {options['cap']} is not a number of records", hint="1 or more")
+    asked = {key: options[name] for name, key in IN_SECTION.items()}
+    keys = {key: value for key, value in asked.items() if value is not None}
+    if not options["selection"]:
+        del keys["selection"]
+    if options["unit"] != Unit.SUBJECT:
+        for key in ("cap", "records_per_subject", "clients_per_subject"):
+            keys.pop(key, None)  # not the noise's: they lead from other units to persons
+    elif options["drawn"] == Drawn.SUBJECTS:
+        del keys["cap"]  # a person's gradients are added and clipped once
+    rows = NoisyRows.SELECTED if "selection" in keys else NoisyRows.OWN
+    if rows is NoisyRows.OWN and options["unit"] == Unit.INDEX:
+        rows = NoisyRows.ALL
+    return DPPlan(**keys, rows=rows)
+
+
+def setting_of(
+    section: DPPlan,
+    *,
+    rounds: int | None,
+    sampling: str,
+    rate: float,
+    coins: str,
+    honest: int,
+    records: int,
+    clients: int,
+    scheme: str,
+) -> NoiseSetting:
+    """The account of a section before there is a model: noise that is not rounded to integers.
+
+    `records` and `clients` of a person lead from other units to a number per subject.
+    """
+    moved = row_moves(section.per_row, section.example_clip) if section.per_row else 0.0
+    local = section.trust is NoiseFrom.LOCAL
+    return NoiseSetting(
+        unit=section.protects,
+        noise=section.noise or 1.0,
+        trust=section.trust.trust,
+        steps=section.steps,
+        sampling=member(Sampling, "sampling", sampling),
+        rate=rate,
+        coins=member(Coins, "coins", coins),
+        drawn=section.drawn,
+        records=records,
+        cap=max(1, section.cap),
+        clients=clients,
+        sources=honest,
+        row_moves=moved if local else min(MOST_MOVE, moved),
+        clipped=not local,
+        selection=selected(section, rounds),
+        sight=sight(schemes.named(scheme, option="--scheme")),
+    )
+
+
+def selected(section: DPPlan, rounds: int | None) -> float:
+    """Noise on the popularity of rows over that of a round, for its share of the budget."""
+    if section.rows is not NoisyRows.SELECTED:
+        return 0.0
+    if rounds is None:
+        raise ConfigError("--selection without --rounds", hint="its noise follows from both")
+    return math.sqrt((1.0 - section.selection) / (section.selection * rounds))
 
 
 def member(kind: type[Choice], option: str, text: str) -> Choice:
@@ -262,24 +276,6 @@ def member(kind: type[Choice], option: str, text: str) -> Choice:
         return kind(text)
     except ValueError:
         raise ConfigError(f"--{option} {text}: unknown", hint=f"one of {', '.join(kind)}") from None
-
-
-def trust_of(text: str) -> Trust:
-    if text not in TRUST:
-        raise ConfigError(f"--trust {text}: unknown", hint=f"one of {', '.join(TRUST)}")
-    return TRUST[text]
-
-
-def moved_by_row(unit: Unit, per_row: int, example_clip: float, trust: str) -> float:
-    """In clips of a client; where every client adds its own noise it clips its examples alone."""
-    if unit is not Unit.INDEX:
-        if per_row or example_clip:
-            raise ConfigError(
-                f"--per-row and --example-clip with unit {unit.value}", hint="use --unit index"
-            )
-        return 0.0
-    moved = row_moves(per_row, example_clip)
-    return moved if trust_of(trust) is Trust.LOCAL else min(MOST_MOVE, moved)
 
 
 def people(subjects: int) -> int:
@@ -302,33 +298,58 @@ def planned(path: Path) -> Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Solution:
-    """A setting with its noise and rounds, and which of them was found."""
+class Account:
+    """Noise over some rounds, and which of noise, rounds and epsilon was found."""
 
     setting: NoiseSetting
     rounds: int
     found: str
     budget: float | None
+    delta: float
+    scheme: str = ""
+    cohort: int = 0
+
+    @classmethod
+    def of_plan(cls, plan: Plan, rounds: int | None) -> Account:
+        """A plan's own: its noise, or the least for its budget; `rounds` instead of its rounds."""
+        section = noise_of(plan).dp
+        found = noise_of(plan if rounds is None else plan.with_simulation(rounds=rounds))
+        noise = noise_of(found.calibrated())
+        lasts = noise.lasts if section.noise and rounds is None else None
+        return cls(
+            noise.setting,
+            lasts or noise.plan.simulation.rounds,
+            "noise" if not section.noise else "rounds" if lasts else "epsilon",
+            None if noise.setting.printed else section.epsilon or None,
+            section.delta,
+            plan.scheme.value,
+            plan.cohort,
+        )
+
+
+def check_given(noise: float | None, budget: float | None, rounds: int | None) -> None:
+    """Two of the three, each in its range."""
+    given = [value is not None for value in (noise, budget, rounds)]
+    if sum(given) != 2:
+        raise ConfigError(
+            f"{sum(given)} of --noise, --epsilon and --rounds are given",
+            hint="give two of them, such as --epsilon 3 --rounds 100; the third is computed",
+        )
+    if rounds is not None and rounds < 1:
+        raise ConfigError(f"--rounds {rounds} is not a number of rounds", hint="use 1 or more")
+    if budget is not None and not (budget > 0.0 and math.isfinite(budget)):
+        raise ConfigError(f"--epsilon {budget} is not a budget", hint="use a number above 0")
+    if noise is not None:
+        check_noise(noise)
 
 
 def solve(
     setting: NoiseSetting,
     *,
-    noise: float | None,
     budget: float | None,
     delta: float,
     rounds: int | None,
-) -> Solution:
-    given = [value is not None for value in (noise, budget, rounds)]
-    if sum(given) != 2:
-        raise ConfigError(
-            f"{sum(given)} of --noise, --epsilon and --rounds are given",
-            hint="give two of them, and the third is found: --epsilon 3 --rounds 100",
-        )
-    if rounds is not None and rounds < 1:
-        raise ConfigError(f"--rounds {rounds} is not a number of rounds", hint="use 1 or more")
-    if budget is not None and not (budget > 0.0 and math.isfinite(budget)):
-        raise ConfigError(f"--epsilon {budget} is no budget", hint="use a number above 0")
+) -> Account:
     if rounds is None and budget is not None:
         lasts = setting.rounds(epsilon=budget, delta=delta)
         if not lasts:
@@ -336,37 +357,24 @@ def solve(
                 f"--noise {setting.noise:g} passes epsilon {budget:g} in the first round",
                 hint=f"--epsilon {budget:g} --rounds 1 finds the smallest noise that does not",
             )
-        return Solution(setting, lasts, "rounds", budget)
+        return Account(setting, lasts, "rounds", budget, delta)
     assert rounds is not None
     if budget is None:
-        return Solution(setting, rounds, "epsilon", None)
+        return Account(setting, rounds, "epsilon", None, delta)
     least = setting.least_noise(epsilon=budget, delta=delta, rounds=rounds)
-    return Solution(replace(setting, noise=least), rounds, "noise", budget)
-
-
-def of_plan(plan: Plan, rounds: int | None) -> Solution:
-    """A plan's own: its noise, or the least for its budget; `rounds` instead of its rounds."""
-    section = dp.section(plan)
-    found = dp.calibrated(plan if rounds is None else plan.with_simulation(rounds=rounds))
-    lasts = dp.lasts(found) if section.noise and rounds is None else None
-    return Solution(
-        dp.noise_setting(found),
-        lasts or found.simulation.rounds,
-        "noise" if not section.noise else "rounds" if lasts else "epsilon",
-        None if section.printed is not Printed.NONE else section.epsilon or None,
-    )
+    return Account(replace(setting, noise=least), rounds, "noise", budget, delta)
 
 
 # --- the report -----------------------------------------------------------------------------------
 
 
-def describe(found: Solution, *, delta: float, scheme: str, over_noise: float) -> dict[str, Any]:
+def describe(found: Account, *, over_noise: float) -> dict[str, Any]:
     """Plain JSON values: the setting, and one cell per unit and observer."""
     setting, ledger = found.setting, found.setting.ledger(found.rounds)
     cells: list[dict[str, Any]] = []
     for unit in setting.units:
         for observer in setting.sight.observers:
-            (cell,) = ledger.guarantees(delta=delta, units=[unit], observers=[observer])
+            (cell,) = ledger.guarantees(delta=found.delta, units=[unit], observers=[observer])
             if isinstance(cell, NoAccount):
                 where = {"unit": unit.value, "against": observer.value}
                 cells.append(where | {"epsilon": None, "why": str(cell)})
@@ -378,13 +386,13 @@ def describe(found: Solution, *, delta: float, scheme: str, over_noise: float) -
         "noise": setting.noise,
         "rounds": found.rounds,
         "budget": found.budget,
-        "delta": delta,
+        "delta": found.delta,
         "steps": setting.steps,
         "sampling": setting.sampling.value,
         "rate": setting.rate,
         "coins": setting.coins.value,
-        "trust": next(name for name, trust in TRUST.items() if trust is setting.trust),
-        "scheme": scheme,
+        "trust": next(each.value for each in NoiseFrom if each.trust is setting.trust),
+        "scheme": found.scheme,
         "contributions_over_noise": over_noise,
         "guarantees": cells,
     }
@@ -395,17 +403,18 @@ def describe(found: Solution, *, delta: float, scheme: str, over_noise: float) -
             "drawn": setting.drawn.value,
             "cap": setting.cap,
             "clients": setting.clients,
-            "by_one_client_alone": one_client(found, delta).epsilon,
+            "by_one_client_alone": one_client(found).epsilon,
         }
     return report
 
 
-def one_client(found: Solution, delta: float) -> Guarantee:
+def one_client(found: Account) -> Guarantee:
     """What a client would claim that looks at its own steps only."""
     alone = replace(found.setting, clients=1, sources=1)
+    ledger = alone.ledger(found.rounds)
     return max(
         (
-            alone.ledger(found.rounds).guarantee(unit=Unit.SUBJECT, against=observer, delta=delta)
+            ledger.guarantee(unit=Unit.SUBJECT, against=observer, delta=found.delta)
             for observer in alone.protected()
         ),
         key=lambda g: g.epsilon,
@@ -428,7 +437,7 @@ def uses_click_rate(plan: Plan) -> str:
     )
 
 
-def interaction(found: Solution, *, history: int, delta: float) -> dict[str, Any]:
+def interaction(found: Account, *, history: int) -> dict[str, Any]:
     """What one interaction has, which stands in several examples; these change and stay."""
     setting = found.setting
     if setting.unit is not Unit.ITEM or setting.sampling is Sampling.FIXED_SIZE or history < 0:
@@ -441,7 +450,7 @@ def interaction(found: Solution, *, history: int, delta: float) -> dict[str, Any
         ((mechanism, times),) = setting.parts(observer, found.rounds)
         assert isinstance(mechanism, GaussianNoise)
         levels[observer.value] = changed_epsilon(
-            mechanism, size=1 + history, times=times, delta=delta
+            mechanism, size=1 + history, times=times, delta=found.delta
         )
     return {"examples": 1 + history, "epsilon": levels}
 
@@ -464,48 +473,46 @@ NAMES: Final = {
 }
 
 
-def show(
-    found: Solution, report: dict[str, Any], *, delta: float, rows: int, width: int, cohort: int
-) -> None:
-    console = Console(width=80, highlight=False)
-    setting = found.setting
+def show(found: Account, report: Mapping[str, Any], *, rows: int, width: int) -> None:
+    page, setting = Page(most=80), found.setting
     budget = [("budget, epsilon", epsilon(found.budget))] if found.budget is not None else []
-    console.print(
-        captioned(
-            [
-                ("noise multiplier", f"{setting.noise:.4g}"),
-                ("rounds", count(found.rounds)),
-                *budget,
-                ("delta", f"{delta:.3g}"),
-                (
-                    f"{NAMES[setting.unit]}s that a row needs*",
-                    rounded(report["contributions_over_noise"]),
-                ),
-            ]
+    page.figures(
+        [
+            ("noise multiplier", f"{setting.noise:.4g}"),
+            ("rounds", count(found.rounds)),
+            *budget,
+            ("delta", f"{found.delta:.3g}"),
+            (
+                f"{NAMES[setting.unit]}s that a row needs*",
+                rounded(report["contributions_over_noise"]),
+            ),
+        ]
+    )
+    observers, cells = setting.sight.observers, iter(report["guarantees"])
+    page.table(
+        table(
+            ["unit", *(observer.value for observer in observers)],
+            [[unit.value, *(cell_text(next(cells)) for _ in observers)] for unit in setting.units],
+            title=f"Epsilon at delta {found.delta:.3g}",
         )
     )
-    observers = setting.sight.observers
-    table = figures_table(title=f"Epsilon at delta {delta:.3g}")
-    table.add_column("unit")
-    for observer in observers:
-        table.add_column(observer.value, justify="right")
-    cells = iter(report["guarantees"])
-    for unit in setting.units:
-        table.add_row(unit.value, *(cell_text(next(cells)) for _ in observers))
-    console.print(table)
-    console.print(
+    page.say(
         f"* to be as long as its noise in one release, if {rows:,} rows of {width} values share "
-        f"the clip evenly and all agree; {cohort:,} clients a round"
+        f"the clip evenly and all agree; {found.cohort:,} clients a round"
     )
     for line in notes(report):
-        console.print(line)
+        page.say(line)
+    if "choices" in report:
+        page.table(choices_table(report["choices"], found.cohort))
+        for line in choices_in_words(report["choices"], found.cohort):
+            page.say(line)
 
 
 def cell_text(cell: dict[str, Any]) -> str:
     return "-" if cell["epsilon"] is None else epsilon(cell["epsilon"])
 
 
-def notes(report: dict[str, Any]) -> list[str]:
+def notes(report: Mapping[str, Any]) -> list[str]:
     """What stands behind the cells, each sentence once."""
     cells = report["guarantees"]
     given = dict.fromkeys(c["condition"] for c in cells if c.get("condition"))
@@ -529,11 +536,11 @@ def notes(report: dict[str, Any]) -> list[str]:
         for c in cells
         if c.get("per_user") is not None and c["epsilon"] != "inf"
     )
-    printed = as_printed.notes(report.get("printed"))
+    printed = paper_notes(report.get("printed"))
     infinite = any(c["epsilon"] == "inf" for c in cells)
     bare = ["infinite: sees it without noise"] if infinite and not printed else printed
     alone = (
-        [f"one client's own account would claim {epsilon(report['by_one_client_alone'])}"]
+        [f"by one client's steps alone it would be {epsilon(report['by_one_client_alone'])}"]
         if report.get("clients", 1) > 1
         else []
     )
@@ -541,3 +548,59 @@ def notes(report: dict[str, Any]) -> list[str]:
     if "interaction" in report:
         changed = [of_interaction(report["interaction"])]
     return [*given, *beside, *changed, *assumed, *alone, *bare, *refused]
+
+
+# --- the same budget, by who adds the noise ---------------------------------------------------
+
+
+def choices_of(
+    found: Account,
+    plan: Plan | None,
+    catalogue: int,
+    *,
+    rows: int,
+    width: int,
+    missing: tuple[float, int],
+) -> Choices:
+    """A plan's own tables and clients, or those of the options; `missing`: dropout and corrupt."""
+    if found.setting.unit is not Unit.USER or catalogue < 0:
+        raise ConfigError(
+            f"--catalogue {catalogue} with unit {found.setting.unit.value}",
+            hint="ways to add noise are compared per user: --unit user --catalogue 20000",
+        )
+    own = max(plan.tables, key=lambda t: t.rows, default=None) if plan is not None else None
+    if own is not None:
+        catalogue, width = catalogue or own.rows, own.width
+    noise, drawn_noise = by_knowledge(found)
+    return Choices(
+        noise=noise,
+        drawn_noise=drawn_noise,
+        delta=found.delta,
+        cohort=found.cohort,
+        catalogue=max(catalogue, 1),
+        dropout=missing[0],
+        corrupt=missing[1],
+        rows=rows,
+        width=width,
+    )
+
+
+def by_knowledge(found: Account) -> tuple[float, float]:
+    """The noise for a budget in full, and against those alone to whom the cohorts are secret."""
+    setting = found.setting
+    if not setting.kept_secret:
+        return setting.noise, setting.noise
+    budget = found.budget
+    if budget is None:
+        levels = setting.ledger(found.rounds).guarantees(
+            delta=found.delta, units=[setting.unit], observers=setting.protected()
+        )
+        budget = max(level.epsilon for level in levels if isinstance(level, Guarantee))
+    unseen = Visibility(roster=False)
+    drawn = replace(setting, trust=Trust.CENTRAL, vector=None, sources=1, sight=unseen)
+    full = replace(drawn, sampling=Sampling.NONE, rate=1.0)
+
+    def least(each: NoiseSetting) -> float:
+        return each.least_noise(epsilon=budget, delta=found.delta, rounds=found.rounds)
+
+    return least(full), least(drawn)

@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from tessera.cli.format import AsCsv, AsJson, DataFolder, figures_written
-from tessera.report.numbers import score
+from tessera.report.numbers import plural, score
+from tessera.report.terminal import Page, table
 from tessera.rounds import charged
 from tessera.rounds.charged import NOT_CHARGED
 from tessera.runs.folder import RunFolder
@@ -49,27 +46,24 @@ def rank(
     if as_json:
         typer.echo(json.dumps(charged.marked(plan, asdict(found))))
         return
-    console = Console(highlight=False)
-    show(found, console)
+    page = Page()
+    show(found, page)
     if plan.dp is not None:
-        console.print(f"{NOT_CHARGED}: all figures here", style="dim")
+        page.say(f"{NOT_CHARGED}: all figures here", style="dim")
 
 
-def show(found: FullRanking, console: Console) -> None:
-    console.print(
-        f"{escape(found.task)}: {found.scheme}, {found.rounds} round"
-        f"{'s' if found.rounds != 1 else ''}; {found.targets:,} targets, each among "
-        f"{found.candidates:,} candidates"
+def show(found: FullRanking, page: Page) -> None:
+    page.say(
+        f"{found.task}: {found.scheme}, {plural(found.rounds, 'round')}; {found.targets:,} "
+        f"targets, each among {found.candidates:,} candidates"
     )
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("predictor", overflow="fold")
     names = list(next(iter(found.figures.values())))
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    for predictor, figures in found.figures.items():
-        table.add_row(predictor, *(score(figures[name]) for name in names))
-    console.print(table)
-    console.print(
+    rows = [
+        [predictor, *(score(figures[name]) for name in names)]
+        for predictor, figures in found.figures.items()
+    ]
+    page.table(table(["predictor", *names], rows))
+    page.say(
         "Nothing is sampled: every candidate is ranked, and ties count against the target.",
         style="dim",
     )

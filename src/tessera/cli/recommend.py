@@ -9,12 +9,13 @@ from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
 from tessera.cli.format import AsJson, DataFolder
-from tessera.report.numbers import score
+from tessera.report.numbers import plural, score
+from tessera.report.terminal import Page
 from tessera.rounds import charged
 from tessera.rounds.charged import NOT_CHARGED
 from tessera.runs.folder import RunFolder
@@ -41,10 +42,10 @@ def recommend(
     if as_json:
         typer.echo(json.dumps(charged.marked(plan, asdict(found))))
         return
-    console = Console(highlight=False)
-    show(found, console)
+    page = Page()
+    show(found, page)
     if plan.dp is not None:
-        console.print(
+        page.say(
             f"{NOT_CHARGED}: these lists follow from this user's own data, without noise. In a "
             "real run only its own client can make them.",
             style="dim",
@@ -54,52 +55,51 @@ def recommend(
 # --- for people -----------------------------------------------------------------------------------
 
 
-def show(found: Recommendations, console: Console) -> None:
+def show(found: Recommendations, page: Page) -> None:
     """Two lists, side by side where there is room; ratings first, titles as long as they are."""
     mask = f", over its own {found.mask} mask" if found.mask else ""
     rated = found.scale is not None
     named = found.user and found.user != str(found.client)
-    who = f"user {escape(found.user)}" if named else f"client {found.client}"
-    console.print(
-        f"{escape(found.task)}: {who} with {found.ratings:,} {'ratings' if rated else 'items'}"
-        f"{mask}; {found.scheme}, {found.rounds} round{'s' if found.rounds != 1 else ''}"
+    who = f"user {found.user}" if named else f"client {found.client}"
+    page.say(
+        f"{found.task}: {who} with {found.ratings:,} {'ratings' if rated else 'items'}{mask}; "
+        f"{found.scheme}, {plural(found.rounds, 'round')}"
     )
     if not found.ratings and rated:
-        console.print("It has no ratings: predictions rest on the items' means alone.")
+        page.say("It has no ratings: predictions rest on the items' means alone.")
     held = rated and any(item.rating is not None for item in found.recommended)
     lists: list[RenderableType] = [listed("recommended", found.recommended, rated=held)]
     if found.past:
         heading = "rated before" if rated else "clicked before, the latest first"
         lists.append(listed(heading, found.past, rated=rated, first=True))
-    if console.width >= WIDE:
+    if page.console.width >= WIDE:
         grid = Table.grid(padding=(0, 3), expand=True)
         for _ in lists:
             grid.add_column(ratio=1)
         grid.add_row(*lists)
-        console.print(grid)
-    else:
-        for each in lists:
-            console.print(each)
+        lists = [grid]
+    for each in lists:
+        page.console.print(each)
     legend = "predicted: the probability of a click."
     if found.scale is not None:
         low, high = found.scale
         legend = f"predicted: the model's rating, from {low:g} to {high:g}."
     if held:
         legend += " Rated, where given here, is of the test part: the model has not seen it."
-    console.print(legend, style="dim")
+    page.say(legend, style="dim")
 
 
 def listed(title: str, items: list[Item], *, rated: bool, first: bool = False) -> Table:
     """`first` puts the client's own rating in front."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     names = ["predicted", *(["rated"] if rated else [])]
     for name in reversed(names) if first else names:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column(
+        made.add_column(name, justify="right", no_wrap=True)
+    made.add_column(
         "title" if any(item.title != item.id for item in items) else "item", overflow="fold"
     )
     for item in items:
         own = "" if item.rating is None else f"{item.rating:g}"
         cells = [score(item.predicted, digits=2), *([own] if rated else [])]
-        table.add_row(*(reversed(cells) if first else cells), escape(item.title))
-    return table
+        made.add_row(*(reversed(cells) if first else cells), escape(item.title))
+    return made

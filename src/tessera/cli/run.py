@@ -21,7 +21,6 @@ from tessera.cli.format import (
     AsCsv,
     AsJson,
     DataFolder,
-    captioned,
     check_new,
     figures_written,
     warn_if_slow,
@@ -33,6 +32,7 @@ from tessera.report.comparison import in_all
 from tessera.report.figures import RunFigures
 from tessera.report.numbers import score
 from tessera.report.progress import progress
+from tessera.report.terminal import Page
 from tessera.rounds import charged, dp, schemes
 from tessera.rounds.events import Event, RoundAbort
 from tessera.runs.folder import (
@@ -222,19 +222,19 @@ def several(
     if as_json:
         typer.echo(json.dumps(facts))
         return
-    console = Console(highlight=False)
     listed = [
         (f"{facts['metric']}, seed {s}", score(one["final"]))
         for s, one in zip(seeds, found, strict=True)
     ]
     listed.append(("mean", score(facts["mean"])))
     listed.append(("standard deviation", score(facts["deviation"])))
-    console.print(captioned(listed))
+    page = Page()
+    page.figures(listed)
     if exact:
-        console.print(f"{facts['metric']}: {charged.NOT_CHARGED}")
+        page.say(f"{facts['metric']}: {charged.NOT_CHARGED}")
     if together:
-        console.print(together, width=min(console.width, 100))
-    console.print(f"Runs: {escape(str(top))}", soft_wrap=True)
+        page.say(together)
+    page.line(f"Runs: {top}")
 
 
 def train(
@@ -295,7 +295,7 @@ def train(
     if as_json:
         typer.echo(json.dumps(facts))
     else:
-        run_summary.show(facts, page, Console(highlight=False))
+        run_summary.show(facts, page, Page())
     if aborted and not finished.rounds:
         raise run_summary.aborted_error(aborted[-1])
 
@@ -376,6 +376,6 @@ def run_synthetic(
     if as_json:
         typer.echo(json.dumps(facts))
     else:
-        run_summary.show_synthetic(plan, facts, seen_by, Console(highlight=False))
+        run_summary.show_synthetic(plan, facts, seen_by, Page())
     if aborted is not None and not facts["finished"]:
         raise run_summary.aborted_error(aborted)

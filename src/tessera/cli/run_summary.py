@@ -8,16 +8,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
-from rich.markup import escape
-
-from tessera.cli.format import captioned
 from tessera.errors import RoundAborted
 from tessera.ids import RoundId
 from tessera.plan import Plan
 from tessera.privacy.index.bound import in_words
 from tessera.report.figures import RunFigures, abort_reasons, in_rounds
 from tessera.report.numbers import count, epsilon, predictor, score, seconds, size
+from tessera.report.terminal import Page
 from tessera.rounds import charged, dp, schemes
 from tessera.rounds.charged import NOT_CHARGED
 from tessera.rounds.events import RoundAbort
@@ -160,34 +157,31 @@ def highest_epsilon(rounds: list[dict[str, Any]]) -> float | str | None:
 # --- for people -----------------------------------------------------------------------------------
 
 
-def show(facts: Mapping[str, Any], page: Path, console: Console) -> None:
-    """The outcome of the run, in at most 80 columns."""
-    width, entry = min(console.width, 100), schemes.named(facts["scheme"])
+def show(facts: Mapping[str, Any], report: Path, page: Page) -> None:
+    """The outcome of a training."""
     each = f", {facts['cohort']} of {facts['task']['clients']:,} clients in each"
-    if not entry.federated:
+    if not schemes.named(facts["scheme"]).federated:
         each = " over all data in one place"
-    console.print(
-        f"[bold]{facts['scheme']}[/] on {escape(facts['task']['title'])}: "
-        f"{facts['rounds']} rounds{each}.",
-        width=width,
-    )
-    console.print(captioned(lines(facts)))
+    page.say(f"on {facts['task']['title']}: {facts['rounds']} rounds{each}.", lead=facts["scheme"])
+    page.figures(lines(facts))
     if NOT_CHARGED in facts:
-        console.print(f"{DAGGER} {NOT_CHARGED}")
+        page.say(f"{DAGGER} {NOT_CHARGED}")
     if facts["naming_bound"] < 1.0:
-        text = in_words(facts["naming_bound"])
-        console.print(f"Over all rounds {text}.", width=width)
-    for name, reason in facts["writing"].items():
-        console.print(f"[dim]{escape(name)}: written by {escape(reason)}[/]", width=width)
+        page.say(f"Over all rounds {in_words(facts['naming_bound'])}.")
+    show_writing(facts, page)
     if facts["entropy"] != "system":
-        console.print("[red]Insecure test entropy: every secret of this run is known.[/]")
+        page.say("Insecure test entropy: every secret of this run is known.", style="red")
     if facts["still_improving"]:
         total = 2 * facts["rounds"]
         again = f"tessera run {shlex.quote(facts['folder'])} --resume --rounds {total}"
-        console.print(
-            f"The {facts['metric']} is still improving; `{escape(again)}` goes on.", soft_wrap=True
-        )
-    console.print(f"Report: {escape(str(page))}", soft_wrap=True)
+        page.line(f"The {facts['metric']} is still improving; `{again}` goes on.")
+    page.line(f"Report: {report}")
+
+
+def show_writing(facts: Mapping[str, Any], page: Page) -> None:
+    """How tables were written between two servers."""
+    for name, reason in facts["writing"].items():
+        page.say(f"{name}: written by {reason}", style="dim")
 
 
 def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -260,29 +254,25 @@ def figures(facts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, st
     yield ("seconds",), "time", seconds(facts["seconds"])
 
 
-def show_synthetic(plan: Plan, facts: Mapping[str, Any], views: str, console: Console) -> None:
-    """The outcome of a run over synthetic clients, in at most 80 columns."""
-    width = min(console.width, 100)
-    console.print(
-        f"[bold]{facts['scheme']}[/], {facts['finished']} of {facts['rounds']} rounds finished, "
-        f"{facts['cohort']} of {facts['clients']} clients in each; {SYNTHETIC}.",
-        width=width,
+def show_synthetic(plan: Plan, facts: Mapping[str, Any], views: str, page: Page) -> None:
+    """The outcome of a run over synthetic clients."""
+    page.say(
+        f"{facts['finished']} of {facts['rounds']} rounds finished, {facts['cohort']} of "
+        f"{facts['clients']} clients in each; {SYNTHETIC}.",
+        lead=f"{facts['scheme']},",
     )
-    console.print(captioned(synthetic_lines(plan, facts)))
-    for name, reason in facts["writing"].items():
-        console.print(f"[dim]{escape(name)}: written by {escape(reason)}[/]", width=width)
+    page.figures(synthetic_lines(plan, facts))
+    show_writing(facts, page)
     if facts["rows_left_out"]:
-        console.print(
+        page.say(
             f"{facts['rows_left_out']} rows of each client are over the cap and were left out: "
-            f"max_rows = {plan.union.max_rows}.",
-            width=width,
+            f"max_rows = {plan.union.max_rows}."
         )
-    folder = escape(facts["folder"])
     also = f", views of {views}, true rows" if views else ""
-    console.print(f"Written to {folder}: plan, events, rounds{also}.", soft_wrap=True)
+    page.line(f"Written to {facts['folder']}: plan, events, rounds{also}.")
     if views:
         who = "both servers" if schemes.of(plan).two_servers else "the server"
-        console.print(f"`tessera audit {folder}` attacks what {who} saw.")
+        page.line(f"`tessera audit {facts['folder']}` attacks what {who} saw.")
 
 
 def synthetic_lines(plan: Plan, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

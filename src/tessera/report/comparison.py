@@ -7,10 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from tessera.privacy.dp.mechanism import NoAccount
 from tessera.privacy.index.bound import in_words
@@ -30,6 +28,7 @@ from tessera.report.numbers import (
 from tessera.report.sections.costs import between, epsilons, helper_time, naming, traffic_of
 from tessera.report.sections.safety import PRESETS, presets_named
 from tessera.report.sections.summary import banners_in_words
+from tessera.report.terminal import Cell, Page, table
 from tessera.rounds import dp
 from tessera.rounds.charged import NOT_CHARGED
 
@@ -68,50 +67,47 @@ def text(runs: Sequence[RunFigures], width: int = 80) -> str:
 
 def show(runs: Sequence[RunFigures], page: Path | None, console: Console) -> None:
     """The runs in one table, or in three under each other where the terminal is narrow."""
-    width = min(console.width, MOST)
-    console.print(f"[bold]{escape(runs[0].title)}[/]", width=width)
+    shown = Page(console, most=MOST)
+    shown.say(lead=runs[0].title)
     for title, text in banners_in_words(runs):
-        console.print(f"[bold red]{escape(title)}[/] {escape(text)}", width=width)
+        shown.say(text, lead=title, loud="bold red")
     scores = baselines(runs)
     if scores:
         listed = ", ".join(f"{predictor(name)} {score(value)}" for name, value in scores.items())
-        console.print(f"Baselines: {escape(listed)}", width=width)
-    learnt, spent_on, guarded = learning(runs), times(runs), protection(runs)
-    two = any(run.two_servers for run in runs)
-    if width >= (WIDEST if two else WIDE):
-        parts = [[*learnt, *spent_on, *guarded]]
-    else:
-        parts = [learnt, spent_on, guarded]
+        shown.say(f"Baselines: {listed}")
+    parts = [learning(runs), times(runs), protection(runs)]
+    if shown.width >= (WIDEST if any(run.two_servers for run in runs) else WIDE):
+        parts = [[column for part in parts for column in part]]
     for columns in parts:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), width=None)
-        table.add_column("scheme", overflow="fold", max_width=28)
-        for name, _ in columns:
-            table.add_column(name, justify="right", no_wrap=False)
-        for at, run in enumerate(runs):
-            table.add_row(escape(run.label), *(run.said(cells[at]) for _, cells in columns))
-        console.print(table, width=width)
+        rows = [
+            [run.label, *(said(run, cells[at]) for _, cells in columns)]
+            for at, run in enumerate(runs)
+        ]
+        shown.table(table(["scheme", *(name for name, _ in columns)], rows, wrap=True))
     for bound in sorted({run.naming_bound for run in runs if run.naming_bound < 1.0}):
-        console.print(f"Holder identified: {in_words(bound)}.", width=width)
+        shown.say(f"Holder identified: {in_words(bound)}.")
     if presets_named(runs):
-        console.print(PRESETS, width=width)
+        shown.say(PRESETS)
     if together := in_all(runs):
-        console.print(f"{together}", width=width)
+        shown.say(together)
     exact = [run.label for run in runs if run.uncharged("metric", "seconds")]
     if exact:
-        console.print(
-            f"{NOT_CHARGED} (of {escape(enumeration(exact))}): all figures here but ε, "
-            "unless their metric has noise.",
-            width=width,
+        shown.say(
+            f"{NOT_CHARGED} (of {enumeration(exact)}): all figures here but ε, unless their "
+            "metric has noise."
         )
     if any(run.sampled for run in runs):
-        console.print(
-            "Bytes and protocol times are of the rounds with cryptography on; the page says which.",
-            width=width,
+        shown.say(
+            "Bytes and protocol times are of the rounds with cryptography on; the page says which."
         )
     for line in differences(runs):
-        console.print(f"Differs: {escape(line)}", soft_wrap=True)
+        shown.line(f"Differs: {line}")
     if page is not None:
-        console.print(f"The page: {escape(str(page))}", soft_wrap=True)
+        shown.line(f"The page: {page}")
+
+
+def said(run: RunFigures, cell: Cell) -> Cell:
+    return run.said(cell) if isinstance(cell, str) else cell
 
 
 def differences(runs: Sequence[RunFigures]) -> Iterator[str]:
@@ -143,7 +139,7 @@ def in_all(runs: Sequence[RunFigures]) -> str:
     )
 
 
-Columns = list[tuple[str, list[str]]]
+Columns = list[tuple[str, Sequence[Cell]]]
 
 
 def learning(runs: Sequence[RunFigures]) -> Columns:
@@ -215,10 +211,10 @@ def of_noise(run: RunFigures) -> str:
     return NOT_MEASURED if run.noise_spent is None else epsilon(run.noise_spent[0])
 
 
-def against(run: RunFigures) -> str:
+def against(run: RunFigures) -> Cell:
     """The margin over the best baseline, coloured where the terminal has colours."""
     baseline = run.best_baseline
     margin = None if baseline is None else run.margin_over(baseline[1])
     if margin is None:
         return NOT_MEASURED
-    return f"[{'green' if margin > 0 else 'red'}]{signed(margin)}[/]"
+    return Text(signed(margin), "green" if margin > 0 else "red")

@@ -11,15 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rich import box
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from tessera import __version__
 from tessera.audit.person import KnownRows
 from tessera.privacy.index.bound import KNOWN_ROW, in_words
-from tessera.report import charts
+from tessera.report import charts, terminal
 from tessera.report.comparison import against
 from tessera.report.document import GENERATOR, document
 from tessera.report.figures import RunFigures
@@ -39,6 +36,7 @@ from tessera.report.numbers import (
 )
 from tessera.report.sections import safety, summary
 from tessera.report.sections.costs import traffic_of
+from tessera.report.terminal import Page
 from tessera.rounds.forecast.forecast import SizePoint
 from tessera.rounds.schemes import SchemeEntry
 
@@ -92,6 +90,10 @@ class Demonstration:
     @property
     def federated(self) -> list[RunFigures]:
         return [run for run in self.runs if not run.central]
+
+    def was_stopped(self, run: RunFigures) -> bool:
+        """Whether it is the full model, and was stopped before the last round."""
+        return self.stopped is not None and is_full(run.entry)
 
     def named(self, known: KnownRows) -> list[str]:
         """The items that the server is sure of, by their ids."""
@@ -282,10 +284,9 @@ def schemes(found: Demonstration, folder: Path) -> list[Content]:
         baseline = run.best_baseline
         ahead = None if baseline is None else run.margin_over(baseline[1])
         colour = "good" if ahead is not None and ahead > 0 else "bad"
-        stopped = found.stopped is not None and is_full(run.entry)
         return [
             link(run, folder),
-            f"{run.finished}, stopped" if stopped else f"{run.finished}",
+            f"{run.finished}, stopped" if found.was_stopped(run) else f"{run.finished}",
             tag("b", score(run.final)),
             score(None) if ahead is None else tag("span", signed(ahead), class_=colour),
             traffic_of(run, "bytes_up"),
@@ -382,16 +383,16 @@ def corrupt(found: Demonstration) -> str:
     return rows.plan.promise.corrupt_in_words()
 
 
+def both_ways(points: Sequence[SizePoint], too_long: str) -> list[str]:
+    """Bytes of one client in a round at each size, or why there are none."""
+    known = (point.bytes_both_ways for point in points)
+    return [too_long if sent is None else size(sent) for sent in known]
+
+
 def at_your_size(found: Demonstration) -> list[Content]:
     rows = [point.rows for point in next(iter(found.sizes.values()))]
     head = ["scheme", *(f"{each:,}" for each in rows)]
-    body = [
-        [
-            scheme,
-            *("too long" if p.bytes_both_ways is None else size(p.bytes_both_ways) for p in points),
-        ]
-        for scheme, points in found.sizes.items()
-    ]
+    body = [[scheme, *both_ways(points, "too long")] for scheme, points in found.sizes.items()]
     return [
         tag(
             "figure",
@@ -450,53 +451,38 @@ def size_chart(found: Demonstration, *, narrow: bool = False) -> Markup:
 # The demo on a terminal: three sentences, and a table under each heading of the page.
 
 
-MOST: Final = 100
-"""Longer lines are hard to read, however wide the terminal is."""
 TOO_LONG: Final = "-"
 STOPPED: Final = "*"
 
 
-def show(found: Demonstration, page: Path, console: Console) -> None:
-    width = min(console.width, MOST)
-
-    def say(text: str) -> None:
-        console.print(text, width=width)
-
-    say(f"[bold]{escape(found.runs[0].title)}[/]")
+def show(found: Demonstration, page: Path, shown: Page) -> None:
+    shown.say(lead=found.runs[0].title)
     for word, text in found.sentences():
-        say(f"[bold]{word}:[/] {escape(text)}")
-    console.print(schemes_table(found))
+        shown.say(text, lead=f"{word}:")
+    shown.table(schemes_table(found))
     scores = baselines(found.runs)
     listed = ", ".join(f"{predictor(name)} {score(value)}" for name, value in scores.items())
-    say(f"Per client and round; {found.runs[0].metric} of the baselines: {escape(listed)}.")
+    shown.say(f"Per client and round; {found.runs[0].metric} of the baselines: {listed}.")
     if (note := found.stop_note()) is not None:
-        say(f"{STOPPED} {escape(note)}")
-    say("\n[bold]What the server knows about one person[/]")
-    say(escape(found.person_note()))
-    console.print(person_table(found))
-    say("[bold]At your size[/]: both ways, per client and round, by rows of the largest table")
-    console.print(size_table(found))
+        shown.say(f"{STOPPED} {note}")
+    shown.say()
+    shown.say(lead="What the server knows about one person")
+    shown.say(found.person_note())
+    shown.table(person_table(found))
+    shown.say("both ways, per client and round, by rows of the largest table", lead="At your size:")
+    shown.table(size_table(found))
     if any(point.bytes_both_ways is None for each in found.sizes.values() for point in each):
-        say(f"{TOO_LONG} the full model does not fit one message.")
-    console.print(f"The page: {escape(str(page))}", soft_wrap=True)
-    console.print(f"Next: [bold]{NEXT}[/]  (a plan for a file of your own)", soft_wrap=True)
-
-
-def plain_table() -> Table:
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        shown.say(f"{TOO_LONG} the full model does not fit one message.")
+    shown.line(f"The page: {page}")
+    shown.line(f"Next: {NEXT}  (a plan for a file of your own)")
 
 
 def schemes_table(found: Demonstration) -> Table:
-    table = plain_table()
-    table.add_column("scheme", no_wrap=True)
     head = ("rounds", found.runs[0].metric, "against\nbaseline", "up", "down", "server\ntime")
-    for name in (*head, "dropped\nout"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for run in found.runs:
-        stopped = found.stopped is not None and is_full(run.entry)
-        table.add_row(
+    rows = [
+        (
             run.label,
-            f"{run.finished}{STOPPED}" if stopped else f"{run.finished}",
+            f"{run.finished}{STOPPED if found.was_stopped(run) else ''}",
             score(run.final),
             against(run),
             traffic_of(run, "bytes_up"),
@@ -504,32 +490,36 @@ def schemes_table(found: Demonstration) -> Table:
             seconds(run.per_round("server_seconds")),
             "" if run.central else share(run.dropouts),
         )
-    return table
+        for run in found.runs
+    ]
+    return terminal.table(("scheme", *head, "dropped\nout"), rows)
 
 
 def person_table(found: Demonstration) -> Table:
-    table = plain_table()
-    table.add_column("scheme", no_wrap=True)
     head = (
+        "scheme",
         "rounds with\nthis user",
         "items found,\nall rounds",
         "sure\n(over 90%)",
         "right by\nchance",
     )
-    for name in head:
-        table.add_column(name, justify="right", no_wrap=True)
-    for known in found.known:
-        table.add_row(known.scheme, f"{known.rounds}", *known_in_words(known))
-    return table
+    return terminal.table(
+        head, [(known.scheme, f"{known.rounds}", *known_in_words(known)) for known in found.known]
+    )
 
 
 def size_table(found: Demonstration) -> Table:
-    table = plain_table()
-    table.add_column("scheme", no_wrap=True)
     rows = [point.rows for point in next(iter(found.sizes.values()))]
-    for each in rows:
-        table.add_column(f"10^{len(str(each)) - 1}", justify="right", no_wrap=True)
-    for scheme, points in found.sizes.items():
-        cells = [TOO_LONG if p.bytes_both_ways is None else size(p.bytes_both_ways) for p in points]
-        table.add_row(scheme, *cells)
-    return table
+    return terminal.table(
+        ["scheme", *(f"10^{len(str(each)) - 1}" for each in rows)],
+        [
+            [
+                scheme,
+                *(
+                    TOO_LONG if p.bytes_both_ways is None else size(p.bytes_both_ways)
+                    for p in points
+                ),
+            ]
+            for scheme, points in found.sizes.items()
+        ],
+    )
