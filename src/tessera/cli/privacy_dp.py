@@ -141,7 +141,7 @@ def privacy_dp(
     """
     if path is not None:
         plan = planned(path)
-        found = Account.of_plan(plan, rounds)
+        found = NoiseAccount.of_plan(plan, rounds)
         used = (plan.security.dropout, noise_of(plan).dp.corrupt)
     else:
         plan, used = None, (dropout, corrupt)
@@ -298,7 +298,7 @@ def planned(path: Path) -> Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class NoiseAccount:
     """Noise over some rounds, and which of noise, rounds and epsilon was found."""
 
     setting: NoiseSetting
@@ -310,7 +310,7 @@ class Account:
     cohort: int = 0
 
     @classmethod
-    def of_plan(cls, plan: Plan, rounds: int | None) -> Account:
+    def of_plan(cls, plan: Plan, rounds: int | None) -> NoiseAccount:
         """A plan's own: its noise, or the least for its budget; `rounds` instead of its rounds."""
         section = noise_of(plan).dp
         found = noise_of(plan if rounds is None else plan.with_simulation(rounds=rounds))
@@ -349,7 +349,7 @@ def solve(
     budget: float | None,
     delta: float,
     rounds: int | None,
-) -> Account:
+) -> NoiseAccount:
     if rounds is None and budget is not None:
         lasts = setting.rounds(epsilon=budget, delta=delta)
         if not lasts:
@@ -357,18 +357,18 @@ def solve(
                 f"--noise {setting.noise:g} passes epsilon {budget:g} in the first round",
                 hint=f"--epsilon {budget:g} --rounds 1 finds the smallest noise that does not",
             )
-        return Account(setting, lasts, "rounds", budget, delta)
+        return NoiseAccount(setting, lasts, "rounds", budget, delta)
     assert rounds is not None
     if budget is None:
-        return Account(setting, rounds, "epsilon", None, delta)
+        return NoiseAccount(setting, rounds, "epsilon", None, delta)
     least = setting.least_noise(epsilon=budget, delta=delta, rounds=rounds)
-    return Account(replace(setting, noise=least), rounds, "noise", budget, delta)
+    return NoiseAccount(replace(setting, noise=least), rounds, "noise", budget, delta)
 
 
 # --- the report -----------------------------------------------------------------------------------
 
 
-def describe(found: Account, *, over_noise: float) -> dict[str, Any]:
+def describe(found: NoiseAccount, *, over_noise: float) -> dict[str, Any]:
     """Plain JSON values: the setting, and one cell per unit and observer."""
     setting, ledger = found.setting, found.setting.ledger(found.rounds)
     cells: list[dict[str, Any]] = []
@@ -408,7 +408,7 @@ def describe(found: Account, *, over_noise: float) -> dict[str, Any]:
     return report
 
 
-def one_client(found: Account) -> Guarantee:
+def one_client(found: NoiseAccount) -> Guarantee:
     """What a client would claim that looks at its own steps only."""
     alone = replace(found.setting, clients=1, sources=1)
     ledger = alone.ledger(found.rounds)
@@ -437,7 +437,7 @@ def uses_click_rate(plan: Plan) -> str:
     )
 
 
-def interaction(found: Account, *, history: int) -> dict[str, Any]:
+def interaction(found: NoiseAccount, *, history: int) -> dict[str, Any]:
     """What one interaction has, which stands in several examples; these change and stay."""
     setting = found.setting
     if setting.unit is not Unit.ITEM or setting.sampling is Sampling.FIXED_SIZE or history < 0:
@@ -473,7 +473,7 @@ NAMES: Final = {
 }
 
 
-def show(found: Account, report: Mapping[str, Any], *, rows: int, width: int) -> None:
+def show(found: NoiseAccount, report: Mapping[str, Any], *, rows: int, width: int) -> None:
     page, setting = Page(most=80), found.setting
     budget = [("budget, epsilon", epsilon(found.budget))] if found.budget is not None else []
     page.figures(
@@ -554,7 +554,7 @@ def notes(report: Mapping[str, Any]) -> list[str]:
 
 
 def choices_of(
-    found: Account,
+    found: NoiseAccount,
     plan: Plan | None,
     catalogue: int,
     *,
@@ -585,7 +585,7 @@ def choices_of(
     )
 
 
-def by_knowledge(found: Account) -> tuple[float, float]:
+def by_knowledge(found: NoiseAccount) -> tuple[float, float]:
     """The noise for a budget in full, and against those alone to whom the cohorts are secret."""
     setting = found.setting
     if not setting.kept_secret:
