@@ -20,6 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from tessera.protocols.secagg.client import SecAggClientSetup
+from tessera.protocols.secagg.server import SecAggServerSetup
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import machine
@@ -69,8 +72,10 @@ def run(length: int, graph: GraphKind, dropped: int) -> MeasuredTraffic:
     clients = [ClientId(i) for i in range(CLIENTS)]
     rng = np.random.default_rng(1)
     inputs = {c: rng.integers(0, LEVELS, length, dtype=GROUP.dtype) for c in clients}
-    joined = {c: Client.join(params, c, entropy=SystemEntropy()) for c in clients}
-    server = Aggregator(params, clients, entropy=SystemEntropy())
+    joined = {
+        c: Client.join(SecAggClientSetup(params, c), entropy=SystemEntropy()) for c in clients
+    }
+    server = Aggregator(SecAggServerSetup(params, clients), entropy=SystemEntropy())
     simulator = Simulator(
         server,
         {

@@ -18,9 +18,10 @@ from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.keys import identities
 from tessera.crypto.ring import Ring
 from tessera.ids import SERVER, ClientId, RoundId, TableId
-from tessera.protocols.secagg.client import Client
+from tessera.protocols.secagg.client import Client, SecAggClientSetup
 from tessera.protocols.secagg.messages import MaskedInput
 from tessera.protocols.secagg.params import RowSumSpec, SecAggParams, StageSpec, Threat
+from tessera.protocols.secagg.server import SecAggServerSetup
 from tessera.protocols.secagg.standalone import Aggregator, Contribution, Contributor, RowInput
 from tessera.report.numbers import seconds, size
 from tessera.simulation.faults import Drop, Fault
@@ -84,11 +85,14 @@ def run(clients: int, drop: int, active: bool, seed: int) -> Story:
     )
     signers = identities(listeners, SystemEntropy(), params.federation) if active else {}
     joined = {
-        c: Client.join(params, c, entropy=SystemEntropy(), identity=signers.get(c))
+        c: Client.join(
+            SecAggClientSetup(params, c, identity=signers.get(c)), entropy=SystemEntropy()
+        )
         for c in listeners
     }
     server = Aggregator(
-        params, listeners, entropy=SystemEntropy(), identity=signers.get(ClientId(0))
+        SecAggServerSetup(params, listeners, identity=signers.get(ClientId(0))),
+        entropy=SystemEntropy(),
     )
     phase_ends: list[PhaseEnd] = []
     views = Views()

@@ -20,10 +20,11 @@ from tessera.crypto.keys import Identity, SigningKey
 from tessera.crypto.ring import Ring
 from tessera.ids import ClientId, RoundId, TableId
 from tessera.protocols.machine import Outbound
-from tessera.protocols.secagg.client import Client
+from tessera.protocols.secagg.client import Client, SecAggClientSetup
 from tessera.protocols.secagg.messages import RevealedShares, Roster
 from tessera.protocols.secagg.params import RowSumSpec, SecAggParams, StageSpec, Threat
 from tessera.protocols.secagg.phases import StageSum
+from tessera.protocols.secagg.server import SecAggServerSetup
 from tessera.protocols.secagg.standalone import Aggregator, Contribution, Contributor, RowInput
 from tessera.simulation.faults import Drop, Fault
 from tessera.simulation.simulator import Outcome, Simulator
@@ -121,22 +122,19 @@ class Cohort:
             return None
         return identities(tuple(self.clients))[client]
 
+    def setup(self, client: ClientId) -> SecAggClientSetup:
+        return SecAggClientSetup(self.params, client, identity=self.identity(client))
+
+    def server_setup(self) -> SecAggServerSetup:
+        identity = self.identity(self.clients[0])
+        return SecAggServerSetup(self.params, self.clients, identity=identity)
+
     def join(self, client: ClientId) -> tuple[Contributor, list[Outbound]]:
-        member, out = Client.join(
-            self.params,
-            client,
-            entropy=ScriptedEntropy(self.seed),
-            identity=self.identity(client),
-        )
+        member, out = Client.join(self.setup(client), entropy=ScriptedEntropy(self.seed))
         return Contributor(member, self.inputs[client]), out
 
     def server(self) -> Aggregator:
-        return Aggregator(
-            self.params,
-            self.clients,
-            entropy=ScriptedEntropy(self.seed),
-            identity=self.identity(self.clients[0]),
-        )
+        return Aggregator(self.server_setup(), entropy=ScriptedEntropy(self.seed))
 
 
 @dataclass
@@ -166,12 +164,9 @@ def reload_everybody(cohort: Cohort):
     """For `between_messages`: every role is stored and woken again after every step."""
 
     def reload(simulator: Simulator) -> None:
-        identity = cohort.identity(cohort.clients[0])
-        simulator.server = woken(simulator.server, cohort.params, cohort.clients, identity=identity)
+        simulator.server = woken(simulator.server, cohort.server_setup())
         for name, member in simulator.clients.items():
-            simulator.clients[name] = woken(
-                member, cohort.params, name, cohort.inputs[name], identity=cohort.identity(name)
-            )
+            simulator.clients[name] = woken(member, cohort.setup(name), cohort.inputs[name])
 
     return reload
 

@@ -27,7 +27,7 @@ from tessera.crypto.secret import Secret
 from tessera.errors import RoundAborted, WireError
 from tessera.ids import ClientId, Party, RoundId, TableId
 from tessera.protocols.machine import Outbound, Over, RoundOutcome, RoundOver, StateMachine
-from tessera.protocols.plain import PlainClient, PlainServer
+from tessera.protocols.plain import PlainClient, PlainClientSetup, PlainServer, PlainServerSetup
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.params import GraphKind, SecAggParams, Threat
@@ -108,7 +108,7 @@ class Witnessed(Client):
         return out
 
     def note(self) -> None:
-        self.recording.clients[self.phase].append((self.me, self.recording.keep(self)))
+        self.recording.clients[self.phase].append((self.setup.party, self.recording.keep(self)))
 
 
 class WitnessedServer(Aggregator):
@@ -130,18 +130,13 @@ def record(cohort: harness.Cohort, faults: Iterable[Fault] = ()) -> Recording:
         witness = Witnessed.wake(
             member.snapshot(),
             member.messages,
-            cohort.params,
-            name,
-            identity=cohort.identity(name),
+            cohort.setup(name),
         )
         witness.recording = kept
         witness.note()
         clients[name] = Contributor(witness, cohort.inputs[name])
-    identity = cohort.identity(cohort.clients[0])
     fresh = cohort.server()
-    server = WitnessedServer.wake(
-        fresh.snapshot(), fresh.messages, cohort.params, cohort.clients, identity=identity
-    )
+    server = WitnessedServer.wake(fresh.snapshot(), fresh.messages, cohort.server_setup())
     server.recording = kept
     kept.server[server.phase].append(kept.keep(server))
 
@@ -191,8 +186,8 @@ def plain_records() -> list[bytes]:
     spec, round_id, me = harness.row_stage(dense=1), RoundId(3), ClientId(5)
     rows = np.array([1, 4], dtype=np.uint64)
     words = {TableId(0): spec.group.zeros((2, 3))}
-    client = PlainClient(spec, round_id, me)
-    server = PlainServer(spec, round_id, [me], needed=1)
+    client = PlainClient(PlainClientSetup(spec, round_id, me))
+    server = PlainServer(PlainServerSetup(spec, round_id, [me], needed=1))
     states = [client.state, server.state]
     for given in (
         Reveal(tables={TableId(0): rows}),
@@ -203,7 +198,7 @@ def plain_records() -> list[bytes]:
         states += [client.state, server.state]
         server.close_phase()
         states.append(server.state)
-    alone = PlainServer(spec, round_id, [me], needed=1)
+    alone = PlainServer(PlainServerSetup(spec, round_id, [me], needed=1))
     try:
         alone.close_phase()
     except RoundAborted:
@@ -211,7 +206,9 @@ def plain_records() -> list[bytes]:
     dense = harness.dense_stage(spec.group, 60)
     few = spec.group.zeros(60)
     few[[3, 40]] = 7
-    (sparse,) = PlainClient(dense, round_id, me, sparse=True).submit(Input(dense=few))
+    (sparse,) = PlainClient(PlainClientSetup(dense, round_id, me, sparse=True)).submit(
+        Input(dense=few)
+    )
     return [*(wire.encode(state) for state in states), sparse.data]
 
 

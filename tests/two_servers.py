@@ -24,8 +24,15 @@ from tessera.errors import PeerError, RoundAborted, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, TableId
 from tessera.protocols.machine import Outbound
 from tessera.protocols.two_server import reports
+from tessera.protocols.two_server.client import TwoServerClientSetup
 from tessera.protocols.two_server.collector import MemoryReplayGuard
-from tessera.protocols.two_server.handshake import HelperHandshake, LeaderHandshake, ServedModel
+from tessera.protocols.two_server.handshake import (
+    HelperHandshake,
+    HelperHandshakeSetup,
+    LeaderHandshake,
+    LeaderHandshakeSetup,
+    ServedModel,
+)
 from tessera.protocols.two_server.key_period import MemoryStore
 from tessera.protocols.two_server.messages import Header, SealedAnswer
 from tessera.protocols.two_server.params import (
@@ -36,11 +43,16 @@ from tessera.protocols.two_server.params import (
     Write,
 )
 from tessera.protocols.two_server.read.client import Fetched, RetrievalClient
-from tessera.protocols.two_server.read.server import RetrievalHelper, RetrievalLeader
+from tessera.protocols.two_server.read.server import (
+    RetrievalHelper,
+    RetrievalHelperSetup,
+    RetrievalLeader,
+    RetrievalLeaderSetup,
+)
 from tessera.protocols.two_server.reports import ReportContext
 from tessera.protocols.two_server.write.client import RowUpdate, Update, WriteClient
-from tessera.protocols.two_server.write.helper import WriteHelper
-from tessera.protocols.two_server.write.leader import WriteLeader
+from tessera.protocols.two_server.write.helper import WriteHelper, WriteHelperSetup
+from tessera.protocols.two_server.write.leader import WriteLeader, WriteLeaderSetup
 from tessera.protocols.two_server.write.sums import TwoServerSum
 
 Meddle = Callable[[Party, Outbound], Iterable[bytes]]
@@ -178,37 +190,83 @@ class Network:
             "replay_guard": self.replay_guard,
         }
 
-    def given(self, name: Party, role: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    # -- what roles are given, made or woken
+
+    def leader_handshake(self) -> LeaderHandshakeSetup:
+        return LeaderHandshakeSetup(
+            params=self.params,
+            invited=self.clients,
+            key=keys()[0],
+            key_store=self.stores.leader,
+        )
+
+    def helper_handshake(self) -> HelperHandshakeSetup:
+        return HelperHandshakeSetup(
+            params=self.params,
+            model=self.helper_model or self.model,
+            key=keys()[1],
+            replay_guard=self.replay_guard,
+            key_store=self.stores.helper,
+        )
+
+    def reading_leader(self, header: Header) -> RetrievalLeaderSetup:
+        return RetrievalLeaderSetup(
+            params=self.params, header=header, invited=self.clients, model=self.model
+        )
+
+    def reading_helper(self, header: Header) -> RetrievalHelperSetup:
+        model = self.helper_model or self.model
+        return RetrievalHelperSetup(
+            params=self.params, header=header, model=model, **self.helper_keys
+        )
+
+    def writing_leader(self, header: Header) -> WriteLeaderSetup:
+        return WriteLeaderSetup(
+            params=self.params,
+            header=header,
+            invited=self.clients,
+            key=keys()[0],
+            key_store=self.stores.leader,
+        )
+
+    def writing_helper(self, header: Header) -> WriteHelperSetup:
+        return WriteHelperSetup(
+            params=self.params,
+            header=header,
+            key_store=self.stores.helper,
+            **self.helper_keys,
+        )
+
+    def client_setup(self, client: ClientId) -> TwoServerClientSetup:
+        return TwoServerClientSetup(
+            self.params,
+            client,
+            entropy=self.entropy,
+            identity=self.identity(client),
+            own_keys=self.stores.of(client),
+        )
+
+    def setup(self, name: Party, role: Any) -> Any:
         """What this role is woken with, besides its own bytes."""
-        leader_key, helper_key, _ = keys()
-        served = self.helper_model or self.model
         match role:
             case LeaderHandshake():
-                named = {"key": leader_key, "key_store": self.stores.leader}
-                return (self.params, self.clients), named
+                return self.leader_handshake()
             case HelperHandshake():
-                named = {"key": helper_key, "key_store": self.stores.helper}
-                return (self.params, served), {**named, "replay_guard": self.replay_guard}
+                return self.helper_handshake()
             case RetrievalLeader():
-                return (self.params, role.header, self.model, self.clients), {}
+                return self.reading_leader(role.header)
             case RetrievalHelper():
-                return (self.params, role.header, served), self.helper_keys
+                return self.reading_helper(role.header)
             case WriteLeader():
-                named = {"key": leader_key, "key_store": self.stores.leader}
-                return (self.params, role.header, self.clients), named
+                return self.writing_leader(role.header)
             case WriteHelper():
-                named = {"key_store": self.stores.helper, **self.helper_keys}
-                return (self.params, role.header), named
+                return self.writing_helper(role.header)
         assert not isinstance(name, str)
-        named = {"entropy": self.entropy, "identity": self.identity(name)}
-        if isinstance(role, WriteClient):
-            named["own_keys"] = self.stores.of(name)
-        return (self.params, name), named
+        return self.client_setup(name)
 
     def woken(self, name: Party) -> Any:
         """A role from its bytes alone, as in another process."""
-        positional, named = self.given(name, self.roles[name])
-        return harness.woken(self.roles[name], *positional, **named)
+        return harness.woken(self.roles[name], self.setup(name, self.roles[name]))
 
     # -- carrying
 
@@ -249,23 +307,10 @@ class Network:
     # -- the parts of a round
 
     def handshake(self) -> Header | None:
-        leader_key, helper_key, _ = keys()
         self.roles[SERVER] = leader = LeaderHandshake(
-            self.params,
-            self.model,
-            self.clients,
-            key=leader_key,
-            entropy=self.entropy,
-            key_store=self.stores.leader,
+            self.leader_handshake(), self.model, entropy=self.entropy
         )
-        self.roles[HELPER] = HelperHandshake(
-            self.params,
-            self.helper_model or self.model,
-            key=helper_key,
-            entropy=self.entropy,
-            replay_guard=self.replay_guard,
-            key_store=self.stores.helper,
-        )
+        self.roles[HELPER] = HelperHandshake(self.helper_handshake(), entropy=self.entropy)
         self.carry(SERVER, leader.begin())
         signed = self.roles[SERVER].signed_header  # which may have been woken since
         return signed.message.header if signed else None
@@ -274,17 +319,13 @@ class Network:
         """Clients that know the round and have its signed header."""
         headers = {m.to: m.data for _, m in self.log if m.kind == "SignedHeader"}
         for c in self.clients:
-            more = {"own_keys": self.stores.of(c)} if kind is WriteClient else {}
-            self.roles[c] = kind(
-                self.params, c, entropy=self.entropy, identity=self.identity(c), **more
-            )
+            self.roles[c] = kind(self.client_setup(c))
             if c in headers:
                 self.arrive(SERVER, c, headers[c])
 
     def reading(self, header: Header, *, helper: type[RetrievalHelper] = RetrievalHelper) -> None:
-        self.roles[SERVER] = RetrievalLeader(self.params, header, self.model, self.clients)
-        served = self.helper_model or self.model
-        self.roles[HELPER] = helper(self.params, header, served, **self.helper_keys)
+        self.roles[SERVER] = RetrievalLeader(self.reading_leader(header))
+        self.roles[HELPER] = helper(self.reading_helper(header))
         self.admit(RetrievalClient)
 
     def read(self, wanted: Mapping[ClientId, Mapping[TableId, np.ndarray]]) -> None:
@@ -299,16 +340,8 @@ class Network:
         helper: type[WriteHelper] = WriteHelper,
         leader: type[WriteLeader] = WriteLeader,
     ) -> None:
-        self.roles[SERVER] = leader(
-            self.params, header, self.clients, key=keys()[0], key_store=self.stores.leader
-        )
-        self.roles[HELPER] = helper(
-            self.params,
-            header,
-            entropy=self.entropy,
-            key_store=self.stores.helper,
-            **self.helper_keys,
-        )
+        self.roles[SERVER] = leader(self.writing_leader(header))
+        self.roles[HELPER] = helper(self.writing_helper(header), entropy=self.entropy)
         self.admit(WriteClient)
 
     def write(self, updates: Mapping[ClientId, Update | None]) -> None:
@@ -408,9 +441,7 @@ def records() -> tuple[bytes, ...]:
     network.writing(header)
     wanted = {TableId(0): ids(1, 2), TableId(9): ids(0)}
     first, *others = network.clients
-    network.roles[first] = stranger = WriteClient(
-        settings, first, entropy=network.entropy, identity=network.identity(first)
-    )
+    network.roles[first] = stranger = WriteClient(network.client_setup(first))
     network.note(first)
     stranger.receive(SERVER, network.sent("SignedHeader")[0])
     network.write({c: update(settings, wanted, c) for c in (first, *others)})

@@ -20,11 +20,18 @@ from tessera.crypto.ring import Ring
 from tessera.errors import RoundAborted
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, TableId
 from tessera.protocols.machine import Aborted, Left, Outbound
-from tessera.protocols.plain import NamingRows, PlainClient, PlainRows, PlainServer
-from tessera.protocols.secagg.client import Client
+from tessera.protocols.plain import (
+    NamingRows,
+    PlainClient,
+    PlainClientSetup,
+    PlainRows,
+    PlainServer,
+    PlainServerSetup,
+)
+from tessera.protocols.secagg.client import Client, SecAggClientSetup
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.params import GraphKind, Threat
-from tessera.protocols.secagg.server import Server
+from tessera.protocols.secagg.server import SecAggServerSetup, Server
 from tessera.protocols.secagg.standalone import Contributor
 from tessera.protocols.secagg.states import Reveal
 from tessera.protocols.two_server.handshake import (
@@ -79,11 +86,13 @@ def secure_round(name: str, cohort: harness.Cohort, faults: list[Fault]) -> list
     strange = (replace(params, round_id=RoundId(99)), replace(params, plan_hash=OTHER_PLAN))
 
     def client_wake(who: ClientId, settings=params):
-        return lambda s, m: Client.wake(s, m, settings, who, identity=cohort.identity(who))
+        setup = SecAggClientSetup(settings, who, identity=cohort.identity(who))
+        return lambda s, m: Client.wake(s, m, setup)
 
     def server_wake(settings=params):
         identity = cohort.identity(clients[0])
-        return lambda s, m: Server.wake(s, m, settings, clients, identity=identity)
+        setup = SecAggServerSetup(settings, clients, identity=identity)
+        return lambda s, m: Server.wake(s, m, setup)
 
     tapes, members, first = [], {}, {}
     for who, neighbour in zip(clients, [*clients[1:], clients[0]], strict=True):
@@ -97,10 +106,9 @@ def secure_round(name: str, cohort: harness.Cohort, faults: list[Fault]) -> list
         )
         tapes.append(tape)
         members[who] = Contributor(tape, cohort.inputs[who])
-    identity = cohort.identity(clients[0])
     server = Stages(
         f"{name}: server",
-        Server(params, clients, entropy=harness.ScriptedEntropy(cohort.seed), identity=identity),
+        Server(cohort.server_setup(), entropy=harness.ScriptedEntropy(cohort.seed)),
         server_wake,
         *(server_wake(other) for other in strange),
     )
@@ -138,15 +146,16 @@ def plain_round() -> Iterator[Case]:
 
     def client_wake(me: ClientId, number: RoundId = round_id, width: int = 3):
         settings = harness.row_stage(dense=2, width=width)
-        return lambda s, m: PlainClient.wake(s, m, settings, number, me)
+        return lambda s, m: PlainClient.wake(s, m, PlainClientSetup(settings, number, me))
 
     def server_wake(number: RoundId = round_id, width: int = 3):
         settings = harness.row_stage(dense=2, width=width)
-        return lambda s, m: PlainServer.wake(s, m, settings, number, who, needed=2)
+        setup = PlainServerSetup(settings, number, who, needed=2)
+        return lambda s, m: PlainServer.wake(s, m, setup)
 
     server = Tape(
         "plain: server",
-        PlainServer(spec, round_id, who, needed=2),
+        PlainServer(PlainServerSetup(spec, round_id, who, needed=2)),
         server_wake,
         server_wake(RoundId(4)),
         server_wake(width=4),
@@ -154,7 +163,7 @@ def plain_round() -> Iterator[Case]:
     clients = [
         Tape(
             f"plain: client {c}",
-            PlainClient(spec, round_id, c),
+            PlainClient(PlainClientSetup(spec, round_id, c)),
             lambda c=c: client_wake(c),
             client_wake(c, RoundId(4)),
             client_wake(c, width=4),
@@ -195,12 +204,14 @@ class Roles(dict[Party, Any]):
             if isinstance(role, WITH_HEADER):
                 context = other.params.context
                 made.header = replace(header, round_id=other.params.round_id, context=context)
-            positional, named = other.given(party, made)
+            setup = other.setup(party, made)
 
             def wake(snapshot: bytes, messages: Any) -> Any:
-                if "replay_guard" in named:
-                    named["replay_guard"] = copy.deepcopy(guard or other.replay_guard)
-                return type(role).wake(snapshot, messages, *positional, **named)
+                given = setup
+                if hasattr(setup, "replay_guard"):
+                    unused = copy.deepcopy(guard or other.replay_guard)
+                    given = replace(setup, replay_guard=unused)
+                return type(role).wake(snapshot, messages, given)
 
             return wake
 

@@ -40,20 +40,11 @@ class Stored:
         return Client.wake(
             self.snapshot,
             self.kept.kept,
-            self.kept.cohort.params,
-            self.me,
-            identity=self.kept.cohort.identity(self.me),
+            self.kept.cohort.setup(self.me),
         )
 
     def server(self) -> Server:
-        cohort = self.kept.cohort
-        return Server.wake(
-            self.snapshot,
-            self.kept.kept,
-            cohort.params,
-            cohort.clients,
-            identity=cohort.identity(cohort.clients[0]),
-        )
+        return Server.wake(self.snapshot, self.kept.kept, self.kept.cohort.server_setup())
 
     def has_handled(self, sender: Party, data: bytes) -> bool:
         mark = message_mark(sender, wire.digest_of(data))
@@ -126,7 +117,7 @@ def assert_left_for_good(client: Client, stored: Stored) -> None:
 
     Nothing of the round is in what a client that has left would store.
     """
-    assert client.phase == "Left" and client.me == stored.me
+    assert client.phase == "Left" and client.setup.party == stored.me
     for kind in FROM_SERVER:
         with pytest.raises(ServerFault):
             client.receive(SERVER, some_of(kind)[0])

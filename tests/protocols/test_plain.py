@@ -12,7 +12,13 @@ from tessera import wire
 from tessera.crypto.ring import Ring
 from tessera.errors import MisuseError, PeerError, RoundAborted, ServerFault
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.protocols.plain import PlainClient, PlainServer, SparsePlainInput
+from tessera.protocols.plain import (
+    PlainClient,
+    PlainClientSetup,
+    PlainServer,
+    PlainServerSetup,
+    SparsePlainInput,
+)
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.states import Reveal
 
@@ -27,10 +33,12 @@ def contributed(client: int) -> tuple[Reveal, Input]:
 
 
 def test_the_sum_is_the_plain_sum_over_the_survivors():
-    server = PlainServer(STAGE, RoundId(1), [ClientId(c) for c in range(4)], needed=3)
+    server = PlainServer(
+        PlainServerSetup(STAGE, RoundId(1), [ClientId(c) for c in range(4)], needed=3)
+    )
     inputs = {}
     for c in range(4):
-        client = PlainClient(STAGE, RoundId(1), ClientId(c))
+        client = PlainClient(PlainClientSetup(STAGE, RoundId(1), ClientId(c)))
         wish, given = contributed(c)
         assert client.awaits_rows
         [named] = client.submit(wish)
@@ -61,8 +69,8 @@ def test_the_sum_is_the_plain_sum_over_the_survivors():
 
 
 def test_bad_messages_are_refused_and_change_nothing():
-    server = PlainServer(STAGE, RoundId(1), [ClientId(0), ClientId(1)], needed=1)
-    client = PlainClient(STAGE, RoundId(1), ClientId(0))
+    server = PlainServer(PlainServerSetup(STAGE, RoundId(1), [ClientId(0), ClientId(1)], needed=1))
+    client = PlainClient(PlainClientSetup(STAGE, RoundId(1), ClientId(0)))
     wish, given = contributed(0)
     data = client.submit(wish)[0].data
 
@@ -93,14 +101,16 @@ def test_bad_messages_are_refused_and_change_nothing():
 
 
 def sparse(stage, client: int) -> PlainClient:
-    return PlainClient(stage, RoundId(1), ClientId(client), sparse=True)
+    return PlainClient(PlainClientSetup(stage, RoundId(1), ClientId(client), sparse=True))
 
 
 def test_words_that_are_mostly_zeros_travel_with_their_places():
     """Whichever is shorter, and the sum is the same."""
     stage, ring = harness.dense_stage(Ring(20), 400), Ring(20)
     rng = np.random.default_rng(5)
-    server = PlainServer(stage, RoundId(1), [ClientId(c) for c in range(4)], needed=4)
+    server = PlainServer(
+        PlainServerSetup(stage, RoundId(1), [ClientId(c) for c in range(4)], needed=4)
+    )
     total, lengths = np.zeros(400, dtype=np.int64), []
     for c, some in enumerate((0, 3, 200, 400)):
         dense = ring.zeros(400)
@@ -118,7 +128,7 @@ def test_words_that_are_mostly_zeros_travel_with_their_places():
 
 def test_places_that_a_stage_does_not_have_are_refused():
     stage = harness.dense_stage(Ring(20), 40)
-    server = PlainServer(stage, RoundId(1), [ClientId(0)], needed=1)
+    server = PlainServer(PlainServerSetup(stage, RoundId(1), [ClientId(0)], needed=1))
     dense = Ring(20).zeros(40)
     dense[39] = 5
     [sent] = sparse(stage, 0).submit(Input(dense=dense))
@@ -132,7 +142,7 @@ def test_places_that_a_stage_does_not_have_are_refused():
 
 
 def test_too_few_answers_open_nothing():
-    server = PlainServer(STAGE, RoundId(1), [ClientId(0), ClientId(1)], needed=1)
+    server = PlainServer(PlainServerSetup(STAGE, RoundId(1), [ClientId(0), ClientId(1)], needed=1))
     with pytest.raises(RoundAborted, match="0 answered, 1 are needed"):
         server.close_phase()
     assert server.phase == "aborted"
@@ -140,8 +150,8 @@ def test_too_few_answers_open_nothing():
 
 
 def test_a_plain_client_knows_no_server_messages_and_no_second_input():
-    client = PlainClient(harness.dense_stage(Ring(8), 2), RoundId(1), ClientId(0))
-    fooled = PlainClient(harness.dense_stage(Ring(8), 2), RoundId(1), ClientId(0))
+    client = PlainClient(PlainClientSetup(harness.dense_stage(Ring(8), 2), RoundId(1), ClientId(0)))
+    fooled = PlainClient(PlainClientSetup(harness.dense_stage(Ring(8), 2), RoundId(1), ClientId(0)))
     with pytest.raises(ServerFault):
         fooled.receive(SERVER, b"")
     assert fooled.phase == "Left" and fooled.wants is None

@@ -16,7 +16,7 @@ from tessera.learning.tables.table import LazyTable
 from tessera.plan import ModelPlan, Plan, PrivacyPlan, Scheme, SecurityPlan, TablePlan, UnionPlan
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.secagg.params import SecAggParams
-from tessera.protocols.secagg.server import Server
+from tessera.protocols.secagg.server import SecAggServerSetup, Server
 from tessera.rounds.client import ClientRound
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.noise import noise_of
@@ -144,9 +144,8 @@ def sum_union(
     identity: Identity | None = None,
 ) -> None:
     """Start these clients and carry their sum until all have done their part of the union's."""
-    server = Server(
-        params, clients, entropy=ScriptedEntropy(b"the union's server"), identity=identity
-    )
+    setup = SecAggServerSetup(params, clients, identity=identity)
+    server = Server(setup, entropy=ScriptedEntropy(b"the union's server"))
     outbox = {c: client.start() for c, client in clients.items()}
     while {client.phase for client in clients.values()} - {"Resting", "Finished"}:
         for c, out in outbox.items():

@@ -56,7 +56,7 @@ def submitted(monkeypatch) -> dict:
     submit, found = Client.submit, {}
 
     def watched(client, contribution):
-        found[client.me] = contribution
+        found[client.setup.party] = contribution
         return submit(client, contribution)
 
     monkeypatch.setattr(Client, "submit", watched)

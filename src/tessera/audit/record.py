@@ -40,7 +40,7 @@ from tessera.protocols.secagg.messages import (
 )
 from tessera.protocols.secagg.params import Threat
 from tessera.protocols.secagg.phases import StageSum
-from tessera.protocols.secagg.server import Server
+from tessera.protocols.secagg.server import SecAggServerSetup, Server
 from tessera.protocols.secagg.transcript import NOTHING, Digests
 from tessera.protocols.two_server.messages import SignedHeader
 from tessera.rounds import schemes
@@ -354,12 +354,12 @@ def replayed(plan: Plan, round_id: RoundId, seen: Entries) -> RoundView | None:
         return None
     revealed: dict[ClientId, RevealedSet] = {}
     downloads: dict[ClientId, Download] = {}
-    server = Server(
+    setup = SecAggServerSetup(
         plan.secagg(round_id),
         _invited(plan.cohort, (m.sender for _, m in seen if isinstance(m, Advert))),
-        entropy=_Known(Secret(roster.graph_seed)),
         sent=_RecordedModel(plan, revealed, downloads),
     )
+    server = Server(setup, entropy=_Known(Secret(roster.graph_seed)))
     union: UnionOpened | None = None
     listening = False
     for entry, message in seen:

@@ -21,7 +21,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Final, Protocol
+from typing import Annotated, Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
 
 from tessera import wire
 from tessera.errors import (
@@ -103,7 +103,7 @@ class Clocked(Receiver, Protocol):
 class Role(Clocked, Protocol):
     """One party's side of a protocol: a client, a server or a helper.
 
-    Its class also has `wake(snapshot, messages, ...)`, with what its constructor takes.
+    Its class also has `wake(snapshot, messages, setup)`.
     """
 
     def snapshot(self) -> bytes:
@@ -191,7 +191,53 @@ Moved = tuple[Any, list[Outbound]]
 """What a transition returns: the next state, and what to send."""
 
 
-class StateMachine:
+class Setup(Protocol):
+    """What a role is given when it is made, and again when it is woken: it is not stored.
+
+    Each kind of role has a frozen record of its own, which checks what it is given.
+    """
+
+    @property
+    def party(self) -> Party:
+        """Whose role it is."""
+
+    @property
+    def round_id(self) -> RoundId: ...
+
+    @property
+    def context(self) -> bytes:
+        """A digest of the parameters: a snapshot made under others is refused."""
+
+
+class Parameters(Protocol):
+    """What everybody in a round agrees on."""
+
+    @property
+    def round_id(self) -> RoundId: ...
+
+    @property
+    def context(self) -> bytes:
+        """A digest of them."""
+
+
+class UnderParams:
+    """Of a set-up record: its round and its digest are those of its parameters."""
+
+    params: Parameters
+
+    @property
+    def round_id(self) -> RoundId:
+        return self.params.round_id
+
+    @property
+    def context(self) -> bytes:
+        return self.params.context
+
+
+S = TypeVar("S", bound=Setup)
+
+
+class StateMachine(Generic[S]):
     """What all roles do alike: store and wake, look up steps, recognise repetitions, end."""
 
     ROLE: ClassVar[str]
@@ -205,8 +251,29 @@ class StateMachine:
 
     state: Any
 
+    def __init__(self, setup: S, state: Any) -> None:
+        """A role that begins in this state."""
+        self._set_up(setup)
+        self._begin(self._owner, state)
+
+    @classmethod
+    def wake(cls, snapshot: bytes, messages: Mapping[bytes, bytes], setup: S) -> Self:
+        """The role that this is a snapshot of, given once more what it was made with."""
+        role = cls.__new__(cls)
+        role._set_up(setup)
+        role._resume(snapshot, messages, role._owner, role._supplied())
+        return role
+
+    def _set_up(self, setup: S) -> None:
+        """Before there is a state: keep what is given. What follows from the state comes later."""
+        self.setup = setup
+        self._owner = self._owned(setup.party, setup.round_id, setup.context)
+
+    def _supplied(self) -> Mapping[str, Any]:
+        """What its states leave out, by name: what is read in place of it when it is woken."""
+        return {}
+
     def _begin(self, owner: Owner, state: Any) -> None:
-        """At the end of a constructor: who this is, and where it begins."""
         self._owner = owner
         self.state = state
         self._handled: set[bytes] = set()
@@ -219,7 +286,6 @@ class StateMachine:
         owner: Owner,
         given: Mapping[str, Any] | None = None,
     ) -> None:
-        """The same for a role that is woken. `given` is what its states leave out, by name."""
         context = Context(messages, given or {})
         self._owner = owner
         self.state, found = stored.unpacked(snapshot, owner, (*self.STATES, Over), context)
@@ -295,7 +361,7 @@ class StateMachine:
             )
 
 
-class Follower(StateMachine):
+class Follower(StateMachine[S]):
     """A role that hears one server: a client, or the helper. A fault of the server's ends it."""
 
     FROM_SERVER: ClassVar[tuple[type[Any], ...]]
@@ -361,7 +427,7 @@ class Follower(StateMachine):
         return ServerFault(reason, round_id=self.round_id, phase=self.phase)
 
 
-class Coordinator(StateMachine):
+class Coordinator(StateMachine[S]):
     """A role that hears clients, and the helper where there is one. It refuses what is wrong."""
 
     FROM_CLIENT: ClassVar[tuple[type[Any], ...]] = ()

@@ -8,9 +8,9 @@ no group. Without keys there are no shares and no unmasking; a dropout is a miss
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Final, Self
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ from tessera.protocols.secagg.phases import InputSum, StageSum, TableSum
 from tessera.protocols.secagg.states import Reveal
 from tessera.protocols.secagg.unmask import surviving
 from tessera.wire.index_set import IndexSet, client_array
-from tessera.wire.stored import ByDigest, Kept, Owner
+from tessera.wire.stored import ByDigest, Kept
 
 STAGE: Final = StageId(0)
 
@@ -124,7 +124,21 @@ class Submitted:
     """Has sent its words; nothing more is due."""
 
 
-class PlainClient(Follower):
+@dataclass(frozen=True, slots=True)
+class PlainClientSetup:
+    """`sparse`: most dense words will be zeros, and need not be sent."""
+
+    spec: StageSpec
+    round_id: RoundId
+    party: ClientId
+    sparse: bool = False
+
+    @property
+    def context(self) -> bytes:
+        return context_of(self.spec, self.round_id)
+
+
+class PlainClient(Follower[PlainClientSetup]):
     """A client's side: name the rows, then send the words. It hears nothing."""
 
     ROLE = "client of plain sums"
@@ -136,35 +150,12 @@ class PlainClient(Follower):
     }
     FROM_SERVER = ()
 
-    def __init__(
-        self, spec: StageSpec, round_id: RoundId, me: ClientId, *, sparse: bool = False
-    ) -> None:
-        """`sparse`: most dense words will be zeros, and need not be sent."""
-        owner = self._hold(spec, round_id, me, sparse)
-        self._begin(owner, ChoosingRows() if spec.tables else AwaitingWords(rows={}))
-
-    @classmethod
-    def wake(
-        cls,
-        snapshot: bytes,
-        messages: Mapping[bytes, bytes],
-        spec: StageSpec,
-        round_id: RoundId,
-        me: ClientId,
-        *,
-        sparse: bool = False,
-    ) -> Self:
-        client = cls.__new__(cls)
-        client._resume(snapshot, messages, client._hold(spec, round_id, me, sparse))
-        return client
-
-    def _hold(self, spec: StageSpec, round_id: RoundId, me: ClientId, sparse: bool) -> Owner:
-        self._spec, self._me, self._sparse = spec, me, sparse
-        return self._owned(me, round_id, context_of(spec, round_id))
+    def __init__(self, setup: PlainClientSetup) -> None:
+        super().__init__(setup, ChoosingRows() if setup.spec.tables else AwaitingWords(rows={}))
 
     @property
     def wants(self) -> StageSpec | None:
-        return self._spec if isinstance(self.state, ChoosingRows | AwaitingWords) else None
+        return self.setup.spec if isinstance(self.state, ChoosingRows | AwaitingWords) else None
 
     @property
     def stage(self) -> StageId:
@@ -192,21 +183,21 @@ class PlainClient(Follower):
         return list(out)
 
     def _on_reveal(self, state: ChoosingRows, wish: Reveal) -> Moved:
-        if wish.tables.keys() != {t.table for t in self._spec.tables}:
+        if wish.tables.keys() != {t.table for t in self.setup.spec.tables}:
             raise MisuseError("rows of other tables than the stage has")
         rows = {t: np.asarray(r, dtype=np.uint64) for t, r in wish.tables.items()}
         tables = tuple(RevealedRows(table=t, rows=rows[t]) for t in sorted(rows))
-        message = PlainRows(round_id=self.round_id, sender=self._me, tables=tables)
+        message = PlainRows(round_id=self.round_id, sender=self.setup.party, tables=tables)
         return AwaitingWords(rows=rows), [Outbound.of(SERVER, message)]
 
     def _on_input(self, state: AwaitingWords, given: Input) -> Moved:
-        check_input(self._spec, given, state.rows)
-        group, me = self._spec.group, self._me
+        check_input(self.setup.spec, given, state.rows)
+        group, me = self.setup.spec.group, self.setup.party
         dense = b"" if given.dense is None else group.pack(given.dense)
-        packed = tuple(group.pack(given.tables[t.table]) for t in self._spec.tables)
+        packed = tuple(group.pack(given.tables[t.table]) for t in self.setup.spec.tables)
         message = PlainInput(round_id=self.round_id, sender=me, dense=dense, tables=packed)
         sent = Outbound.of(SERVER, message)
-        if self._sparse and given.dense is not None and not group.limbs:
+        if self.setup.sparse and given.dense is not None and not group.limbs:
             places = np.flatnonzero(given.dense).astype(np.uint64)
             sparse = SparsePlainInput(
                 round_id=self.round_id,
@@ -261,7 +252,25 @@ class Summed:
     total: StageSum
 
 
-class PlainServer(Coordinator):
+@dataclass(frozen=True, slots=True)
+class PlainServerSetup:
+    """`cut` makes of one client's words, dense and by table, what an honest one may send."""
+
+    spec: StageSpec
+    round_id: RoundId
+    invited: Collection[ClientId]
+    _: KW_ONLY
+    needed: int
+    cut: Cut | None = None
+
+    party: ClassVar[Party] = SERVER
+
+    @property
+    def context(self) -> bytes:
+        return context_of(self.spec, self.round_id)
+
+
+class PlainServer(Coordinator[PlainServerSetup]):
     """The server's side: adds up what it is sent."""
 
     ROLE = "server of plain sums"
@@ -274,46 +283,12 @@ class PlainServer(Coordinator):
     }
     FROM_CLIENT = FROM_CLIENT
 
-    def __init__(
-        self,
-        spec: StageSpec,
-        round_id: RoundId,
-        invited: Iterable[ClientId],
-        *,
-        needed: int,
-        cut: Cut | None = None,
-    ) -> None:
-        """`cut` makes of one client's words, dense and by table, what an honest one may send."""
-        owner = self._hold(spec, round_id, invited, needed, cut)
-        self._begin(owner, NamingRows() if spec.tables else self._collecting({}))
+    def __init__(self, setup: PlainServerSetup) -> None:
+        super().__init__(setup, NamingRows() if setup.spec.tables else _collecting(setup.spec, {}))
 
-    @classmethod
-    def wake(
-        cls,
-        snapshot: bytes,
-        messages: Mapping[bytes, bytes],
-        spec: StageSpec,
-        round_id: RoundId,
-        invited: Iterable[ClientId],
-        *,
-        needed: int,
-        cut: Cut | None = None,
-    ) -> Self:
-        server = cls.__new__(cls)
-        server._resume(snapshot, messages, server._hold(spec, round_id, invited, needed, cut))
-        return server
-
-    def _hold(
-        self,
-        spec: StageSpec,
-        round_id: RoundId,
-        invited: Iterable[ClientId],
-        needed: int,
-        cut: Cut | None,
-    ) -> Owner:
-        self._spec, self._needed, self._cut = spec, needed, cut
-        self.invited = frozenset(invited)
-        return self._owned(SERVER, round_id, context_of(spec, round_id))
+    def _set_up(self, setup: PlainServerSetup) -> None:
+        super()._set_up(setup)
+        self.invited = frozenset(setup.invited)
 
     @property
     def sums(self) -> tuple[StageSum, ...]:
@@ -337,7 +312,7 @@ class PlainServer(Coordinator):
         return frozenset(self._due(state) - state.answers.keys())
 
     def _due(self, state: NamingRows | CollectingInputs) -> frozenset[ClientId]:
-        if isinstance(state, CollectingInputs) and self._spec.tables:
+        if isinstance(state, CollectingInputs) and self.setup.spec.tables:
             return frozenset(next(iter(state.total.tables.values())).members)
         return self.invited
 
@@ -347,7 +322,7 @@ class PlainServer(Coordinator):
 
     def _take_rows(self, state: NamingRows, kept: Kept[PlainRows]) -> Moved:
         message, sender = kept.message, kept.message.sender
-        if [t.table for t in message.tables] != [t.table for t in self._spec.tables]:
+        if [t.table for t in message.tables] != [t.table for t in self.setup.spec.tables]:
             raise self._refuse(sender, "named rows of other tables")
         if any(len(t.rows) and int(t.rows[-1]) >= MAX_POSITION for t in message.tables):
             raise self._refuse(sender, "named a row position over 2^40")
@@ -358,20 +333,20 @@ class PlainServer(Coordinator):
         self, state: CollectingInputs, kept: Kept[PlainInput] | Kept[SparsePlainInput]
     ) -> Moved:
         message, sender, total = kept.message, kept.message.sender, state.total
-        group, specs = self._spec.group, self._spec.tables
+        group, specs = self.setup.spec.group, self.setup.spec.tables
         shapes = [(len(total.tables[t.table].members[sender]), t.width) for t in specs]
         if len(message.tables) != len(shapes):
             raise self._refuse(sender, "sent other tables")
         if isinstance(message, SparsePlainInput):
             dense = self._placed(message, sender)
         else:
-            dense = self._words(group, message.dense, (self._spec.dense,), sender)
+            dense = self._words(group, message.dense, (self.setup.spec.dense,), sender)
         rows = [
             self._words(group, data, shape, sender)
             for data, shape in zip(message.tables, shapes, strict=True)
         ]
-        if self._cut is not None:
-            dense, *rows = self._cut([dense, *rows])
+        if self.setup.cut is not None:
+            dense, *rows = self.setup.cut([dense, *rows])
         group.iadd(total.dense, dense)
         for spec, words in zip(specs, rows, strict=True):
             part = total.tables[spec.table]
@@ -382,10 +357,10 @@ class PlainServer(Coordinator):
 
     def _placed(self, message: SparsePlainInput, sender: ClientId) -> npt.NDArray[Any]:
         """All dense words, of which some were sent."""
-        group, places = self._spec.group, message.places
-        if group.limbs or (len(places) and int(places[-1]) >= self._spec.dense):
+        group, places = self.setup.spec.group, message.places
+        if group.limbs or (len(places) and int(places[-1]) >= self.setup.spec.dense):
             raise self._refuse(sender, "sent words in places that the stage does not have")
-        dense = group.zeros(self._spec.dense)
+        dense = group.zeros(self.setup.spec.dense)
         dense[places] = self._words(group, message.dense, (len(places),), sender)
         return dense
 
@@ -399,16 +374,7 @@ class PlainServer(Coordinator):
 
     def _close_rows(self, state: NamingRows) -> Moved:
         self._need(len(state.answers))
-        return self._collecting(state.answers), []
-
-    def _collecting(self, answers: Mapping[ClientId, Kept[PlainRows]]) -> CollectingInputs:
-        group, tables = self._spec.group, {}
-        for i, spec in enumerate(self._spec.tables):
-            members = {c: answers[c].message.tables[i].rows for c in sorted(answers)}
-            rows = distinct(np.concatenate([*members.values(), np.zeros(0, dtype=np.uint64)]))
-            words = group.zeros((len(rows), spec.width))
-            tables[spec.table] = TableSum(rows=rows, words=words, members=members, below_quorum=0)
-        return CollectingInputs(total=InputSum(dense=group.zeros(self._spec.dense), tables=tables))
+        return _collecting(self.setup.spec, state.answers), []
 
     def _close_inputs(self, state: CollectingInputs) -> Moved:
         self._need(len(state.answers))
@@ -418,8 +384,18 @@ class PlainServer(Coordinator):
         return Summed(total=total), []
 
     def _need(self, answered: int) -> None:
-        if answered < self._needed:
-            raise self._too_few(answered, self._needed)
+        if answered < self.setup.needed:
+            raise self._too_few(answered, self.setup.needed)
+
+
+def _collecting(stage: StageSpec, answers: Mapping[ClientId, Kept[PlainRows]]) -> CollectingInputs:
+    group, tables = stage.group, {}
+    for i, spec in enumerate(stage.tables):
+        members = {c: answers[c].message.tables[i].rows for c in sorted(answers)}
+        rows = distinct(np.concatenate([*members.values(), np.zeros(0, dtype=np.uint64)]))
+        words = group.zeros((len(rows), spec.width))
+        tables[spec.table] = TableSum(rows=rows, words=words, members=members, below_quorum=0)
+    return CollectingInputs(total=InputSum(dense=group.zeros(stage.dense), tables=tables))
 
 
 def _of_those(part: TableSum, answered: Mapping[ClientId, bool]) -> TableSum:

@@ -74,7 +74,7 @@ OWN: Final = (*FROM_SERVER, RoundOver)
 """Messages that are the round's and not the sum's."""
 
 
-class ClientRound(Follower):
+class ClientRound(Follower[Any]):
     """One client in one round of training.
 
     Known to this client only, in the process that trained, and not stored: how much was `clipped`,
@@ -106,7 +106,7 @@ class ClientRound(Follower):
         self._sum = total
 
     @classmethod
-    def wake(
+    def wake(  # type: ignore[override]
         cls,
         snapshot: bytes,
         messages: Mapping[bytes, bytes],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -95,7 +95,7 @@ class RoundStopped:
 AT_WORK: Final = (SummingUnion, SummingUpdate)
 
 
-class ServerRound(Coordinator):
+class ServerRound(Coordinator[Any]):
     """The server in one round of training.
 
     `dense` and `tables` are the model as it stands; they are read, and `result` is for the caller
@@ -134,7 +134,7 @@ class ServerRound(Coordinator):
         self.state = self._first(self.state.root)
 
     @classmethod
-    def wake(
+    def wake(  # type: ignore[override]
         cls,
         snapshot: bytes,
         messages: Mapping[bytes, bytes],

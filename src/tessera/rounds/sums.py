@@ -20,10 +20,16 @@ from tessera.ids import ClientId, RoundId, TableId
 from tessera.learning.tables.arrays import Ids
 from tessera.plan import UNION, Plan
 from tessera.protocols.machine import Outbound, to_all
-from tessera.protocols.plain import Cut, PlainClient, PlainServer
-from tessera.protocols.secagg.client import Client
+from tessera.protocols.plain import (
+    Cut,
+    PlainClient,
+    PlainClientSetup,
+    PlainServer,
+    PlainServerSetup,
+)
+from tessera.protocols.secagg.client import Client, SecAggClientSetup
 from tessera.protocols.secagg.masking import Input
-from tessera.protocols.secagg.server import Server
+from tessera.protocols.secagg.server import SecAggServerSetup, Server
 from tessera.protocols.secagg.transcript import Received, SentDigests
 from tessera.rounds import delivery
 from tessera.rounds.messages import Download
@@ -142,21 +148,24 @@ class PlainSum(Sum):
     def join(
         self, setup: ClientSetup, root: Entropy, last_round: RoundId | None
     ) -> tuple[SumClient, list[Outbound]]:
-        plan = setup.plan
-        return PlainClient(plan.stages[0], setup.round_id, setup.me, sparse=plan.selects), []
+        return PlainClient(self._client(setup)), []
 
     def wake_client(self, setup: ClientSetup, snapshot: bytes, messages: Messages) -> SumClient:
-        spec, sparse = setup.plan.stages[0], setup.plan.selects
-        return PlainClient.wake(snapshot, messages, spec, setup.round_id, setup.me, sparse=sparse)
+        return PlainClient.wake(snapshot, messages, self._client(setup))
 
     def serve(self, setup: ServerSetup, root: Entropy) -> SumServer:
-        spec, needed = setup.plan.stages[0], setup.plan.least_survivors
-        return PlainServer(spec, setup.round_id, setup.invited, needed=needed, cut=setup.cut)
+        return PlainServer(self._server(setup))
 
     def wake_server(self, setup: ServerSetup, snapshot: bytes, messages: Messages) -> SumServer:
+        return PlainServer.wake(snapshot, messages, self._server(setup))
+
+    def _client(self, setup: ClientSetup) -> PlainClientSetup:
+        plan = setup.plan
+        return PlainClientSetup(plan.stages[0], setup.round_id, setup.me, sparse=plan.selects)
+
+    def _server(self, setup: ServerSetup) -> PlainServerSetup:
         spec, needed = setup.plan.stages[0], setup.plan.least_survivors
-        given = (snapshot, messages, spec, setup.round_id, setup.invited)
-        return PlainServer.wake(*given, needed=needed, cut=setup.cut)
+        return PlainServerSetup(spec, setup.round_id, setup.invited, needed=needed, cut=setup.cut)
 
 
 class MaskedSum(Sum):
@@ -168,21 +177,24 @@ class MaskedSum(Sum):
     def join(
         self, setup: ClientSetup, root: Entropy, last_round: RoundId | None
     ) -> tuple[SumClient, list[Outbound]]:
-        params, identity = setup.plan.secagg(setup.round_id), setup.identity
-        return Client.join(params, setup.me, entropy=root, identity=identity, last_round=last_round)
+        return Client.join(self._client(setup), entropy=root, last_round=last_round)
 
     def wake_client(self, setup: ClientSetup, snapshot: bytes, messages: Messages) -> SumClient:
-        params, identity = setup.plan.secagg(setup.round_id), setup.identity
-        return Client.wake(snapshot, messages, params, setup.me, identity=identity)
+        return Client.wake(snapshot, messages, self._client(setup))
 
     def serve(self, setup: ServerSetup, root: Entropy) -> SumServer:
-        params, identity = setup.plan.secagg(setup.round_id), setup.identity
-        return Server(params, setup.invited, entropy=root, identity=identity, sent=setup.sent)
+        return Server(self._server(setup), entropy=root)
 
     def wake_server(self, setup: ServerSetup, snapshot: bytes, messages: Messages) -> SumServer:
-        params, given = setup.plan.secagg(setup.round_id), (snapshot, messages)
-        invited, sent = setup.invited, setup.sent
-        return Server.wake(*given, params, invited, identity=setup.identity, sent=sent)
+        return Server.wake(snapshot, messages, self._server(setup))
+
+    def _client(self, setup: ClientSetup) -> SecAggClientSetup:
+        params = setup.plan.secagg(setup.round_id)
+        return SecAggClientSetup(params, setup.me, identity=setup.identity)
+
+    def _server(self, setup: ServerSetup) -> SecAggServerSetup:
+        params, identity = setup.plan.secagg(setup.round_id), setup.identity
+        return SecAggServerSetup(params, setup.invited, identity=identity, sent=setup.sent)
 
     def received(
         self, plan: Plan, download: Download, included: Mapping[TableId, Ids] | None

@@ -29,8 +29,9 @@ from tessera.learning.compression import signed
 from tessera.learning.task_setup import Progress
 from tessera.plan import Crypto, NoiseFrom, Plan
 from tessera.privacy.dp.noise_setting import LEAST_SHARE, NO_ROUND
-from tessera.protocols.secagg.client import Client
+from tessera.protocols.secagg.client import Client, SecAggClientSetup
 from tessera.protocols.secagg.params import GraphKind, SecAggParams, StageSpec, Threat
+from tessera.protocols.secagg.server import SecAggServerSetup
 from tessera.protocols.secagg.standalone import Aggregator, Contribution, Contributor
 from tessera.rounds import schemes
 from tessera.rounds.cohorts import FixedGroup
@@ -72,9 +73,9 @@ def secure_sum(
         params = replace(params, graph=graph, dropout=0.0, threshold=len(vectors))
     clients, first_messages = {}, {}
     for name, vector in vectors.items():
-        client, first_messages[name] = Client.join(params, name, entropy=entropy)
+        client, first_messages[name] = Client.join(SecAggClientSetup(params, name), entropy=entropy)
         clients[name] = Contributor(client, (Contribution(dense=WORDS.from_ints(vector)),))
-    server = Aggregator(params, tuple(vectors), entropy=entropy)
+    server = Aggregator(SecAggServerSetup(params, tuple(vectors)), entropy=entropy)
     outcome = Simulator(server, clients, first_messages).run()
     if outcome.aborted is not None:
         raise outcome.aborted

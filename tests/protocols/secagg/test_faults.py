@@ -20,7 +20,7 @@ from tessera.protocols.secagg import messages, transcript
 from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.params import Threat
-from tessera.protocols.secagg.server import Server
+from tessera.protocols.secagg.server import SecAggServerSetup, Server
 from tessera.protocols.secagg.session import Session, advert_of
 from tessera.protocols.secagg.states import AwaitingGroups, Reveal
 from tessera.simulation.faults import Corrupt, Delay, Drop, Duplicate, Lie, Reorder, Replay
@@ -274,14 +274,14 @@ def two_stages_between(rows):
             opened.append((self.snapshot(), self.messages))
             return [*out, *self.begin_stage(rows=rows)]
 
-    cohort.server = lambda: Opening(params, cohort.clients, entropy=harness.ScriptedEntropy(b""))
+    cohort.server = lambda: Opening(cohort.server_setup(), entropy=harness.ScriptedEntropy(b""))
     return cohort, opened
 
 
 def test_a_row_beyond_the_stages_tables_is_refused():
     cohort, _ = two_stages_between({7: 9})
     server, answers = server_in("reveal", cohort)
-    server = harness.woken(server, cohort.params, cohort.clients)  # the bound is stored, too
+    server = harness.woken(server, cohort.server_setup())  # the bound is stored, too
     sender, data = next(iter(answers.items()))
     first, second = wire.decode(data).tables
     last, beyond = (np.array([row], dtype=np.uint64) for row in (8, 9))
@@ -294,7 +294,7 @@ def test_a_row_beyond_the_stages_tables_is_refused():
 def test_a_stage_is_opened_with_its_own_tables_and_a_digest():
     cohort, opened = two_stages_between(None)
     assert harness.run(cohort).outcome.aborted is None
-    server = Server.wake(*opened[0], cohort.params, cohort.clients)
+    server = Server.wake(*opened[0], cohort.server_setup())
     for rows in ({1: 5}, {0: -1}, {7: 2**40 + 1}):
         with pytest.raises(MisuseError, match="stage 1"):
             server.begin_stage(rows=rows)
@@ -307,7 +307,7 @@ def test_a_stage_is_opened_with_its_own_tables_and_a_digest():
 def test_an_active_server_does_not_wake_without_the_directory():
     cohort = active_rows()
     with pytest.raises(MisuseError, match="directory"):
-        harness.woken(cohort.server(), cohort.params, cohort.clients)
+        harness.woken(cohort.server(), SecAggServerSetup(cohort.params, cohort.clients))
 
 
 def test_a_quorum_below_the_plans_is_refused():
@@ -553,7 +553,9 @@ def test_a_round_number_that_does_not_grow_is_refused():
     cohort = harness.Cohort.of(harness.params(4))
     with pytest.raises(ServerFault, match="after round 12"):
         Client.join(
-            cohort.params, ClientId(1), entropy=harness.ScriptedEntropy(b""), last_round=RoundId(12)
+            cohort.setup(ClientId(1)),
+            entropy=harness.ScriptedEntropy(b""),
+            last_round=RoundId(12),
         )
 
 

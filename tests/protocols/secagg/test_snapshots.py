@@ -17,7 +17,7 @@ from tessera.crypto.ring import Ring
 from tessera.errors import CryptoError, WrongSnapshot
 from tessera.ids import SERVER, ClientId
 from tessera.protocols.secagg import transcript
-from tessera.protocols.secagg.client import Client
+from tessera.protocols.secagg.client import Client, SecAggClientSetup
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.messages import (
     BOX_BYTES,
@@ -28,7 +28,7 @@ from tessera.protocols.secagg.messages import (
     TableGroups,
 )
 from tessera.protocols.secagg.params import GraphKind, Threat
-from tessera.protocols.secagg.server import Server
+from tessera.protocols.secagg.server import SecAggServerSetup, Server
 from tessera.protocols.secagg.session import neighbourhood
 from tessera.protocols.secagg.states import Finished, Reveal
 from tessera.simulation.faults import Drop
@@ -71,11 +71,11 @@ def test_a_snapshot_is_the_same_bytes_after_a_round_trip():
 
     def check(simulator):
         server = simulator.server
-        again = harness.woken(server, cohort.params, cohort.clients)
+        again = harness.woken(server, cohort.server_setup())
         assert (again.snapshot(), again.messages) == (server.snapshot(), server.messages)
         seen.add(server.phase)
         for name, member in simulator.clients.items():
-            again = harness.woken(member.client, cohort.params, name)
+            again = harness.woken(member.client, cohort.setup(name))
             assert (again.snapshot(), again.messages) == (member.snapshot(), member.messages)
             seen.add(member.phase)
 
@@ -104,7 +104,7 @@ def test_one_snapshot_and_two_rosters_give_unrelated_shares_and_boxes():
 
     shares, boxes, plain = [], [], []
     for roster in (true, other):
-        woken = harness.woken(client, cohort.params, me)
+        woken = harness.woken(client, cohort.setup(me))
         sent = wire.decode(woken.receive(SERVER, wire.encode(roster))[0].data)
         own = woken.state.own[0]
         shares.append((own.mask_key, own.self_mask))
@@ -152,7 +152,7 @@ def test_a_client_snapshot_is_not_taken_for_a_servers():
     cohort = harness.Cohort.of(harness.params(4))
     member, _ = cohort.join(1)
     with pytest.raises(WrongSnapshot, match="another role"):
-        Server.wake(member.snapshot(), {}, cohort.params, cohort.clients)
+        Server.wake(member.snapshot(), {}, cohort.server_setup())
 
 
 def test_a_states_repr_shows_no_secret():
@@ -188,16 +188,16 @@ def test_a_clients_snapshot_is_small_in_a_cohort_of_a_thousand(graph):
     clients = sorted({ClientId(c) for c in np.random.default_rng(1).integers(0, 1 << 32, 1000)})
     me, rows = clients[500], np.arange(0, 3000, 10, dtype=np.uint64)
     entropy = harness.ScriptedEntropy(b"a thousand")
-    server = Server(params, clients, entropy=entropy)
+    server = Server(SecAggServerSetup(params, clients), entropy=entropy)
     client = None
     for c in clients:
-        joined, (advert,) = Client.join(params, c, entropy=entropy)
+        joined, (advert,) = Client.join(SecAggClientSetup(params, c), entropy=entropy)
         client = joined if c == me else client
         server.receive(c, advert.data)
     sizes = {}
 
     def note() -> None:
-        woken = harness.woken(client, params, me)
+        woken = harness.woken(client, SecAggClientSetup(params, me))
         assert woken.snapshot() == client.snapshot()
         sizes[client.phase] = max(len(client.snapshot()), sizes.get(client.phase, 0))
 

@@ -37,7 +37,6 @@ from tessera.protocols.two_server.messages import (
     SealedAnswer,
     SumShare,
 )
-from tessera.protocols.two_server.read.row_tags import RowTagCache
 from tessera.protocols.two_server.read.server import Answerer
 from tessera.protocols.two_server.reports import Reported, layouts_of
 from tessera.protocols.two_server.write import helper as helper_side
@@ -185,7 +184,7 @@ def rows_the_leader_opens(network: two_servers.Network, client: ClientId) -> lis
     )
     digest = context.report_digest(query.public, query.box)
     inside: SealedAnswer = wire.decode(ATTACKER.unseal(answer.box, context.answer_info(digest)))
-    own = Answerer(network.params, header, network.model, 0, RowTagCache()).answer(
+    own = Answerer(network.reading_leader(header), 0).answer(
         [Reported(context, query.public, query.seeds)]
     )[0]
     both = np.frombuffer(own[0], np.uint8) ^ np.frombuffer(inside.tables[0], np.uint8)
@@ -274,7 +273,7 @@ def two_sums(replay_guard: MemoryReplayGuard) -> tuple[two_servers.Network, list
     network.write({c: small_update(network, 5 + i) for i, c in enumerate(network.clients)})
     shares = [wire.decode(network.sent("SumShare")[0])]
     network.roles[HELPER] = early
-    leader = WriteLeader(network.params, header, network.clients, key=two_servers.keys()[0])
+    leader = WriteLeader(network.writing_leader(header))
     network.roles[SERVER] = leader
     for data in network.sent("WriteReport")[1:]:
         network.carry(SERVER, leader.receive(wire.decode(data).sender, data))
@@ -329,7 +328,7 @@ class ListingLeader(WriteLeader):
     """Signs and sends whatever list it likes."""
 
     def list_of(self, reports) -> bytes:
-        signature = self._key.sign(sums.list_statement(self.header, reports))
+        signature = self.setup.key.sign(sums.list_statement(self.header, reports))
         decoded = IncludedList(round_id=self.params.round_id, reports=reports, signature=signature)
         return wire.encode(decoded)
 

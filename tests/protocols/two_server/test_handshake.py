@@ -14,8 +14,9 @@ from tessera.errors import MisuseError, PeerError, RoundAborted, ServerFault
 from tessera.ids import HELPER, SERVER
 from tessera.protocols.two_server.collector import MemoryReplayGuard
 from tessera.protocols.two_server.handshake import (
-    HelperHandshake,
+    HelperHandshakeSetup,
     LeaderHandshake,
+    LeaderHandshakeSetup,
     ServedModel,
     check_header,
 )
@@ -188,9 +189,7 @@ def test_a_client_asks_nothing_before_both_have_signed(change, says):
     inner = change.get("header")
     bad = replace(good, header=replace(good.header, **inner)) if inner else replace(good, **change)
     network.admit(two_servers.RetrievalClient)
-    client = two_servers.RetrievalClient(
-        network.params, 1, entropy=network.entropy, identity=network.identity(network.clients[0])
-    )
+    client = two_servers.RetrievalClient(network.client_setup(network.clients[0]))
     with pytest.raises(ServerFault, match=says):
         client.receive(SERVER, wire.encode(bad))
     assert client.phase == "Left" and not client.is_ready
@@ -210,13 +209,7 @@ def test_if_the_same_server_signed_twice_a_client_would_notice():
 def test_round_numbers_grow_at_a_client():
     network = after_handshake()
     with pytest.raises(ServerFault, match="after round 12"):
-        two_servers.RetrievalClient(
-            network.params,
-            1,
-            entropy=network.entropy,
-            identity=network.identity(network.clients[0]),
-            last_round=12,
-        )
+        two_servers.RetrievalClient(network.client_setup(network.clients[0]), last_round=12)
 
 
 def test_a_server_needs_the_pinned_key_and_the_rounds_tables():
@@ -224,11 +217,12 @@ def test_a_server_needs_the_pinned_key_and_the_rounds_tables():
     leader_key, helper_key, _ = two_servers.keys()
     entropy, held = ScriptedEntropy(b""), two_servers.model(settings)
     with pytest.raises(MisuseError, match="pinned"):
-        LeaderHandshake(settings, held, [], key=helper_key, entropy=entropy)
+        LeaderHandshakeSetup(params=settings, invited=[], key=helper_key)
     with pytest.raises(MisuseError, match="pinned"):
-        HelperHandshake(
-            settings, held, key=leader_key, entropy=entropy, replay_guard=MemoryReplayGuard()
+        HelperHandshakeSetup(
+            params=settings, model=held, key=leader_key, replay_guard=MemoryReplayGuard()
         )
+    pinned = LeaderHandshakeSetup(params=settings, invited=[], key=leader_key)
     for bad in (
         ServedModel({}, b""),
         ServedModel({0: held.tables[0][:5]}, b""),
@@ -236,4 +230,4 @@ def test_a_server_needs_the_pinned_key_and_the_rounds_tables():
         ServedModel(held.tables, b"more"),
     ):
         with pytest.raises(MisuseError):
-            LeaderHandshake(settings, bad, [], key=leader_key, entropy=entropy)
+            LeaderHandshake(pinned, bad, entropy=entropy)

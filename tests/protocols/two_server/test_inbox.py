@@ -167,14 +167,7 @@ def test_strangers_and_a_cohort_that_is_full_are_refused():
 def test_a_report_id_is_taken_once_for_ever():
     desk = Desk()
     desk.inbox.take(Kept.of(desk.forwarded))
-    fresh = ReportInbox(
-        desk.network.params,
-        desk.inbox.header,
-        Purpose.WRITE,
-        directory=desk.network.directory,
-        box_key=two_servers.keys()[2],
-        replay_guard=desk.network.replay_guard,
-    )
+    fresh = ReportInbox(desk.inbox.setup, Purpose.WRITE)
     with pytest.raises(PeerError, match="used before"):
         fresh.take(Kept.of(desk.forwarded))
     assert not fresh.held

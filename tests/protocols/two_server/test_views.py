@@ -23,6 +23,7 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.secret import Secret
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.protocols.two_server import reports
+from tessera.protocols.two_server.client import TwoServerClientSetup
 from tessera.protocols.two_server.key_period import ClientKeys, MemoryStore
 from tessera.protocols.two_server.messages import Purpose
 from tessera.protocols.two_server.reports import layouts_of
@@ -58,12 +59,13 @@ class Watch:
             else two_servers.RetrievalClient
         )
         coins = b"%d %d" % (world, run) if self.fresh else b"always the same"
-        client = kind(
+        setup = TwoServerClientSetup(
             self.params,
             ME,
             entropy=ScriptedEntropy(coins),
             identity=self.network.identity(ME),
         )
+        client = kind(setup)
         client.receive(SERVER, self.network.sent("SignedHeader")[0])
         if self.purpose is Purpose.RETRIEVE:
             return wire.decode(client.submit({0: ROWS[world]})[0].data)
@@ -143,13 +145,14 @@ class WatchedPeriod(Watch):
         store: MemoryStore = MemoryStore()
         sent = []
         for epoch, network in enumerate(self.networks):
-            client = two_servers.WriteClient(
+            setup = TwoServerClientSetup(
                 network.params,
                 ME,
                 entropy=ScriptedEntropy(b"%d %d %d" % (world, run, epoch)),
                 identity=network.identity(ME),
                 own_keys=store,
             )
+            client = two_servers.WriteClient(setup)
             client.receive(SERVER, network.sent("SignedHeader")[0])
             group, count = network.params.group, len(ROWS[world])
             value = 3 + 1000 * world + epoch

@@ -14,11 +14,11 @@ from tessera.crypto.keys import identities
 from tessera.errors import ConfigError, RoundAborted, ServerFault
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.plan import Plan
-from tessera.protocols.secagg.client import Client
+from tessera.protocols.secagg.client import Client, SecAggClientSetup
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.messages import Roster
 from tessera.protocols.secagg.params import GraphKind, SecAggParams, Threat
-from tessera.protocols.secagg.server import Server
+from tessera.protocols.secagg.server import SecAggServerSetup, Server
 from tessera.rounds.two_server.client import TwoServerClientRound
 
 NARROW = {"domain": "union"}
@@ -45,10 +45,14 @@ def set_read(roles: Roles, victim: ClientId, client: TwoServerClientRound) -> np
     known = dict(forged[victim].directory) | {victim: roles.signers[victim].key.public}
     forged = {c: replace(one, directory=known) for c, one in forged.items()}
     (stage,) = params.stages
-    server = Server(params, roles.signers, entropy=entropy, identity=forged[victim])
+    server = Server(
+        SecAggServerSetup(params, roles.signers, identity=forged[victim]), entropy=entropy
+    )
     peers, sent = {}, {victim: client.start()}
     for c in set(roles.signers) - {victim}:
-        peers[c], sent[c] = Client.join(params, c, entropy=entropy, identity=forged[c])
+        peers[c], sent[c] = Client.join(
+            SecAggClientSetup(params, c, identity=forged[c]), entropy=entropy
+        )
     while not server.sums:
         for c, out in sent.items():
             for message in out:

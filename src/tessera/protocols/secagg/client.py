@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, Self
 
 import numpy as np
@@ -13,7 +14,16 @@ from tessera.crypto.keys import Identity
 from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, ServerFault
 from tessera.ids import SERVER, ClientId, RoundId, StageId, TableId
-from tessera.protocols.machine import Follower, Left, Moved, Outbound, Over, Step, Steps
+from tessera.protocols.machine import (
+    Follower,
+    Left,
+    Moved,
+    Outbound,
+    Over,
+    Step,
+    Steps,
+    UnderParams,
+)
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.messages import (
     FROM_SERVER,
@@ -70,7 +80,21 @@ OUTSIDE: Final = (Advertised, AwaitingShares, Finished, Left, Over)
 """The states before the first stage and after the last."""
 
 
-class Client(Follower):
+@dataclass(frozen=True)
+class SecAggClientSetup(UnderParams):
+    """A client of secure sums; the active setting needs its identity."""
+
+    params: SecAggParams
+    party: ClientId
+    _: KW_ONLY
+    identity: Identity | None = None
+
+    def __post_init__(self) -> None:
+        if self.params.threat is Threat.ACTIVE:
+            identity_of(self.identity)
+
+
+class Client(Follower[SecAggClientSetup]):
     """One client in one round: bytes in, bytes out, and a state that can be stored."""
 
     ROLE = "client of secure sums"
@@ -78,54 +102,28 @@ class Client(Follower):
     STEPS = STEPS
     FROM_SERVER = FROM_SERVER
 
-    def __init__(
-        self, params: SecAggParams, me: ClientId, *, identity: Identity | None = None
-    ) -> None:
-        """For `join` and `wake`, which give it its state."""
-        if params.threat is Threat.ACTIVE:
-            identity_of(identity)
-        self.params, self.me, self._identity = params, me, identity
-
     @classmethod
     def join(
-        cls,
-        params: SecAggParams,
-        me: ClientId,
-        *,
-        entropy: Entropy,
-        identity: Identity | None = None,
-        last_round: RoundId | None = None,
+        cls, setup: SecAggClientSetup, *, entropy: Entropy, last_round: RoundId | None = None
     ) -> tuple[Self, list[Outbound]]:
         """Enter a round: draw its root, derive the keys, advertise them.
 
         `last_round` is the highest round this client has ever joined; round numbers only increase.
         """
+        params, me = setup.params, setup.party
         if last_round is not None and params.round_id <= last_round:
             raise ServerFault(
                 f"started round {params.round_id} after round {last_round}",
                 round_id=params.round_id,
                 phase="advertise",
             )
-        client = cls(params, me, identity=identity)
         root = entropy.secret(Label.ROUND_ROOT, params.federation, params.round_id, me)
         session = Session(params=params, me=me, root=root)
-        client._begin(cls._owned(me, params.round_id, params.context), Advertised(session=session))
-        return client, [Outbound.of(SERVER, advert_of(session, identity))]
+        advert = advert_of(session, setup.identity)
+        return cls(setup, Advertised(session=session)), [Outbound.of(SERVER, advert)]
 
-    @classmethod
-    def wake(
-        cls,
-        snapshot: bytes,
-        messages: Mapping[bytes, bytes],
-        params: SecAggParams,
-        me: ClientId,
-        *,
-        identity: Identity | None = None,
-    ) -> Self:
-        client = cls(params, me, identity=identity)
-        owner = cls._owned(me, params.round_id, params.context)
-        client._resume(snapshot, messages, owner, {"params": params})
-        return client
+    def _supplied(self) -> Mapping[str, Any]:
+        return {"params": self.setup.params}
 
     @property
     def wants(self) -> StageSpec | None:
@@ -188,7 +186,7 @@ class Client(Follower):
         return out
 
     def _apply(self, step: Step, message: Any) -> Moved:
-        following, out = step(self.state, message, self._identity)
+        following, out = step(self.state, message, self.setup.identity)
         # Encoded first: what cannot be sent is our caller's mistake and leaves the state as it was.
         return following, [
             Outbound.again(SERVER, m.data) if isinstance(m, Kept) else Outbound.of(SERVER, m)

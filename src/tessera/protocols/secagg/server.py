@@ -8,9 +8,9 @@ the order of messages leaves no trace.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import Any, Final, Self
+from collections.abc import Collection, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from tessera.protocols.machine import (
     Moved,
     Outbound,
     Steps,
+    UnderParams,
     shortened,
     to_all,
 )
@@ -83,68 +84,50 @@ from tessera.protocols.secagg.unmask import (
     surviving,
 )
 from tessera.wire.index_set import client_array
-from tessera.wire.stored import Kept, Owner
+from tessera.wire.stored import Kept
 
 
-class Server(Coordinator):
-    """The aggregation server in one round.
+@dataclass(frozen=True)
+class SecAggServerSetup(UnderParams):
+    """`sent` knows the digests of what its caller sent the clients; their masks depend on it."""
 
-    `sent` knows the digests of what its caller sent the clients; their masks depend on it.
-    """
+    params: SecAggParams
+    invited: Collection[ClientId]
+    _: KW_ONLY
+    identity: Identity | None = None
+    sent: SentDigests = field(default_factory=NothingSent)
+
+    party: ClassVar[Party] = SERVER
+
+    def __post_init__(self) -> None:
+        if len(self.invited) != self.params.cohort:
+            raise MisuseError(f"{len(self.invited)} clients for a cohort of {self.params.cohort}")
+        if self.identity is None and self.params.threat is Threat.ACTIVE:
+            raise MisuseError("the active setting needs the directory of public keys")
+
+
+class Server(Coordinator[SecAggServerSetup]):
+    """The aggregation server in one round."""
 
     ROLE = "server of secure sums"
     STATES = PHASES
     PHASES = PHASE_NAMES
     FROM_CLIENT = FROM_CLIENT
 
-    def __init__(
-        self,
-        params: SecAggParams,
-        invited: Iterable[ClientId],
-        *,
-        entropy: Entropy,
-        identity: Identity | None = None,
-        sent: SentDigests | None = None,
-    ) -> None:
-        owner = self._hold(params, invited, identity, sent)
+    def __init__(self, setup: SecAggServerSetup, *, entropy: Entropy) -> None:
+        params = setup.params
         seed = entropy.secret(Label.GRAPH, params.federation, params.round_id)
-        self._begin(owner, Advertising(graph_seed=seed.reveal()))
+        super().__init__(setup, Advertising(graph_seed=seed.reveal()))
 
-    @classmethod
-    def wake(
-        cls,
-        snapshot: bytes,
-        messages: Mapping[bytes, bytes],
-        params: SecAggParams,
-        invited: Iterable[ClientId],
-        *,
-        identity: Identity | None = None,
-        sent: SentDigests | None = None,
-    ) -> Self:
-        server = cls.__new__(cls)
-        server._resume(snapshot, messages, server._hold(params, invited, identity, sent))
-        return server
-
-    def _hold(
-        self,
-        params: SecAggParams,
-        invited: Iterable[ClientId],
-        identity: Identity | None,
-        sent: SentDigests | None,
-    ) -> Owner:
-        self.params = params
-        self._sent: SentDigests = sent or NothingSent()
-        self.invited = frozenset(invited)
-        if len(self.invited) != params.cohort:
-            raise MisuseError(f"{len(self.invited)} clients for a cohort of {params.cohort}")
-        if identity is None and params.threat is Threat.ACTIVE:
-            raise MisuseError("the active setting needs the directory of public keys")
-        self._directory = {} if identity is None else identity.directory
+    def _set_up(self, setup: SecAggServerSetup) -> None:
+        super()._set_up(setup)
+        self.params, self._sent = setup.params, setup.sent
+        self.invited = frozenset(setup.invited)
+        self._directory = {} if setup.identity is None else setup.identity.directory
         self.complaints: list[PeerError] = []
         # Surviving members of each row while a sum is unmasked; derived from the phase.
         self._left: dict[TableId, npt.NDArray[np.int64]] | None = None
         self._arranged: tuple[Kept[Roster], Neighbourhood] | None = None
-        return self._owned(SERVER, params.round_id, params.context)
 
     # -- where the round stands
 

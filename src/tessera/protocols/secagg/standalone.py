@@ -13,12 +13,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto.keys import Identity
-from tessera.ids import ClientId, Party, TableId
+from tessera.ids import Party, TableId
 from tessera.protocols.machine import Outbound, RoundOutcome
-from tessera.protocols.secagg.client import Client
+from tessera.protocols.secagg.client import Client, SecAggClientSetup
 from tessera.protocols.secagg.masking import Input
-from tessera.protocols.secagg.params import SecAggParams
 from tessera.protocols.secagg.server import Server
 from tessera.protocols.secagg.states import Reveal
 
@@ -52,14 +50,11 @@ class Contributor:
         cls,
         snapshot: bytes,
         messages: Mapping[bytes, bytes],
-        params: SecAggParams,
-        me: ClientId,
+        setup: SecAggClientSetup,
         contributions: Sequence[Contribution],
-        *,
-        identity: Identity | None = None,
     ) -> Self:
         """The client is stored; its contributions are its caller's to keep."""
-        return cls(Client.wake(snapshot, messages, params, me, identity=identity), contributions)
+        return cls(Client.wake(snapshot, messages, setup), contributions)
 
     @property
     def phase(self) -> str:

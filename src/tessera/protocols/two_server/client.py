@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -20,13 +20,14 @@ from tessera.crypto.keys import Identity
 from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, ServerFault
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.protocols.machine import Follower, Moved, Outbound
+from tessera.protocols.machine import Follower, Moved, Outbound, UnderParams
 from tessera.protocols.two_server import handshake
 from tessera.protocols.two_server.handshake import check_header
+from tessera.protocols.two_server.key_period import OwnKeyStore
 from tessera.protocols.two_server.messages import Header, Purpose, SignedHeader
 from tessera.protocols.two_server.params import Ids, TwoServerParams, TwoServerTable
 from tessera.protocols.two_server.reports import Layouts, ReportContext, layouts_of
-from tessera.wire.stored import ByDigest, Kept, Owner
+from tessera.wire.stored import ByDigest, Kept
 
 KeptHeader = Annotated[Kept[SignedHeader], ByDigest(SignedHeader)]
 
@@ -45,50 +46,36 @@ class Prepared:
     signed: KeptHeader
 
 
-class TwoServerClient(Follower):
+@dataclass(frozen=True)
+class TwoServerClientSetup(UnderParams):
+    """`own_keys` stores its keys, where they last longer than a round."""
+
+    params: TwoServerParams
+    party: ClientId
+    _: KW_ONLY
+    entropy: Entropy
+    identity: Identity
+    own_keys: OwnKeyStore | None = None
+
+
+class TwoServerClient(Follower[TwoServerClientSetup]):
     """One client in one round of one of the two protocols; `STEPS` says which messages it takes."""
 
     PURPOSE: ClassVar[Purpose]
 
-    def __init__(
-        self,
-        params: TwoServerParams,
-        me: ClientId,
-        *,
-        entropy: Entropy,
-        identity: Identity,
-        last_round: RoundId | None = None,
-    ) -> None:
+    def __init__(self, setup: TwoServerClientSetup, *, last_round: RoundId | None = None) -> None:
         """`last_round` is the highest round this client has ever joined; numbers only increase."""
-        if last_round is not None and params.round_id <= last_round:
+        if last_round is not None and setup.round_id <= last_round:
             raise ServerFault(
-                f"started round {params.round_id} after round {last_round}",
-                round_id=params.round_id,
+                f"started round {setup.round_id} after round {last_round}",
+                round_id=setup.round_id,
                 phase=handshake.PHASE,
             )
-        self._begin(self._hold(params, me, entropy, identity), Invited())
+        super().__init__(setup, Invited())
 
-    @classmethod
-    def wake(
-        cls,
-        snapshot: bytes,
-        messages: Mapping[bytes, bytes],
-        params: TwoServerParams,
-        me: ClientId,
-        *,
-        entropy: Entropy,
-        identity: Identity,
-    ) -> Self:
-        client = cls.__new__(cls)
-        client._resume(snapshot, messages, client._hold(params, me, entropy, identity))
-        return client
-
-    def _hold(
-        self, params: TwoServerParams, me: ClientId, entropy: Entropy, identity: Identity
-    ) -> Owner:
-        self.params, self.me = params, me
-        self._entropy, self._identity = entropy, identity
-        return self._owned(me, params.round_id, params.context)
+    def _set_up(self, setup: TwoServerClientSetup) -> None:
+        super()._set_up(setup)
+        self.params, self.me, self._entropy = setup.params, setup.party, setup.entropy
 
     @property
     def is_ready(self) -> bool:

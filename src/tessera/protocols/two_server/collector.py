@@ -1,4 +1,6 @@
-"""The helper's inbox: reports that clients sent through the leader, checked, each accepted once.
+"""Reports of a round as they come in, at both servers, checked, each accepted once.
+
+Reading and writing do this alike. The helper's come through the leader, into its inbox.
 
 A report that fails a check is a `PeerError` that names its client, and the client is excluded from
 the round for good: the leader carried the report and could otherwise try another one. If a report
@@ -7,15 +9,18 @@ of that client is held already, the second one is refused and the first stays.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Protocol
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 from tessera import wire
-from tessera.crypto.keys import SealingKey, is_public_key, verify
+from tessera.crypto.forest import Forest
+from tessera.crypto.keys import SealingKey, SigningKey, is_public_key, verify
 from tessera.crypto.secret import Secret
-from tessera.errors import CryptoError, PeerError
-from tessera.ids import ClientId, RoundId
+from tessera.errors import CryptoError, MisuseError, PeerError
+from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
+from tessera.protocols.machine import Coordinator, Follower, Moved, Outbound
 from tessera.protocols.two_server import reports
 from tessera.protocols.two_server.key_period import KeyPeriod
 from tessera.protocols.two_server.messages import (
@@ -24,10 +29,21 @@ from tessera.protocols.two_server.messages import (
     Header,
     HelperBox,
     Purpose,
+    Query,
     Seeds,
+    WriteReport,
 )
 from tessera.protocols.two_server.params import MAX_COHORT, TwoServerParams
-from tessera.protocols.two_server.reports import NO_KEYS, ReportContext, check_keys, layouts_of
+from tessera.protocols.two_server.reports import (
+    NO_KEYS,
+    ReportContext,
+    Reported,
+    SingleWorker,
+    Workers,
+    check_keys,
+    layouts_of,
+    reported,
+)
 from tessera.wire.stored import ByDigest, Kept
 
 # --- each counts once -----------------------------------------------------------------------------
@@ -86,6 +102,57 @@ class MemoryReplayGuard:
         return self._released.setdefault(round_id, reports) == reports
 
 
+# --- what both servers are given ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaderSetup:
+    """The leader of a read or of a write, once both servers have signed the header."""
+
+    params: TwoServerParams
+    header: Header
+    invited: Collection[ClientId]
+    workers: Workers = field(default_factory=SingleWorker)
+
+    party: ClassVar[Party] = SERVER
+
+    @property
+    def round_id(self) -> RoundId:
+        return self.params.round_id
+
+    @property
+    def context(self) -> bytes:
+        return self.header.digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class HelperSetup:
+    """The helper of a read or of a write; `directory` has the clients' certified keys."""
+
+    params: TwoServerParams
+    header: Header
+    key: SigningKey
+    box_key: SealingKey
+    directory: Mapping[ClientId, bytes]
+    replay_guard: ReplayGuard
+    workers: Workers = field(default_factory=SingleWorker)
+
+    party: ClassVar[Party] = HELPER
+
+    def __post_init__(self) -> None:
+        pinned = self.params.servers
+        if (self.key.public, self.box_key.public) != (pinned.helper, pinned.box):
+            raise MisuseError("two servers: the helper's keys are not the ones that are pinned")
+
+    @property
+    def round_id(self) -> RoundId:
+        return self.params.round_id
+
+    @property
+    def context(self) -> bytes:
+        return self.header.digest
+
+
 # --- the helper's inbox ---------------------------------------------------------------------------
 
 
@@ -118,24 +185,20 @@ class ReportInbox:
 
     def __init__(
         self,
-        params: TwoServerParams,
-        header: Header,
+        setup: HelperSetup,
         purpose: Purpose,
         *,
-        directory: Mapping[ClientId, bytes],
-        box_key: SealingKey,
-        replay_guard: ReplayGuard,
         held: dict[ClientId, HelperReport] | None = None,
         excluded: dict[ClientId, str] | None = None,
         keys: KeyPeriod | None = None,
     ) -> None:
         """`keys` are those of an earlier round that reports have hints for."""
-        self.params, self.header, self.purpose = params, header, purpose
-        self._directory, self._box_key, self._replay_guard = directory, box_key, replay_guard
+        self.setup, self.purpose = setup, purpose
+        self.params, self.header = setup.params, setup.header
         # The caller's own dictionaries, if it stores them in its state.
         self.held: dict[ClientId, HelperReport] = {} if held is None else held
         self.excluded: dict[ClientId, str] = {} if excluded is None else excluded
-        self._forests = layouts_of(params, header).forests(purpose)
+        self._forests = layouts_of(self.params, self.header).forests(purpose)
         self._keys = keys
         self._hashed: tuple[Forwarded, bytes] | None = None
 
@@ -155,7 +218,7 @@ class ReportInbox:
     def take(self, report: Kept[Forwarded]) -> None:
         """Hold this report, or refuse it with a `PeerError` for its client."""
         message, client = report.message, report.message.sender
-        if client not in self._directory:
+        if client not in self.setup.directory:
             raise self._refusal(client, "has no certified key")
         if client not in self.held and len(self.held) >= self.params.cohort:
             raise self._refusal(client, "would exceed the size of the cohort")
@@ -185,7 +248,7 @@ class ReportInbox:
     def _checked(self, context: ReportContext, message: Forwarded) -> HelperBox:
         client = context.client
         try:
-            box, signed = reports.unsealed(context, message.box, self._box_key)
+            box, signed = reports.unsealed(context, message.box, self.setup.box_key)
         except CryptoError as error:
             raise self._refusal(client, "sent a box that cannot be unsealed") from error
         if not reports.matches(box, context):
@@ -214,11 +277,11 @@ class ReportInbox:
 
     def _is_signed(self, box: HelperBox, signed: bytes, client: ClientId) -> bool:
         """Whether the client of this certified key made the box."""
-        public = self._directory.get(client)
+        public = self.setup.directory.get(client)
         return public is not None and verify(public, box.signature, signed)
 
     def _is_fresh(self, report_id: bytes) -> bool:
-        return self._replay_guard.accept(report_id)
+        return self.setup.replay_guard.accept(report_id)
 
     def _is_public_part(self, box: HelperBox, context: ReportContext, message: Forwarded) -> bool:
         return box.public == self._public_digest(context, message)
@@ -233,3 +296,147 @@ class ReportInbox:
         return PeerError(
             reason, round_id=self.params.round_id, phase=self.purpose.value, peer=client
         )
+
+
+# --- the two collectors ---------------------------------------------------------------------------
+#
+# Reading and writing begin alike at both servers: the leader checks what a client sends, holds it
+# and forwards it; the helper's inbox takes it.
+
+L = TypeVar("L", bound=LeaderSetup)
+H = TypeVar("H", bound=HelperSetup)
+
+
+class CollectingLeader(Coordinator[L]):
+    """A leader that collects reports; a state in which it holds any has them in `held`."""
+
+    PURPOSE: ClassVar[Purpose]
+    NOUN: ClassVar[str]
+    """What a client sends, in a refusal."""
+
+    def _set_up(self, setup: L) -> None:
+        super()._set_up(setup)
+        self.params, self.header = setup.params, setup.header
+        self.invited = frozenset(setup.invited)
+
+    @property
+    def _keys(self) -> KeyPeriod | None:
+        """Those of an earlier round that reports have hints for, if they have."""
+        return None
+
+    @property
+    def expected(self) -> frozenset[Party]:
+        """The clients whose reports have not come, or the helper."""
+        if any((type(self.state), kind) in self.STEPS for kind in self.FROM_CLIENT):
+            return frozenset(self.invited - self.state.held.keys())
+        waits = any((type(self.state), kind) in self.STEPS for kind in self.FROM_HELPER)
+        return frozenset({HELPER}) if waits else frozenset()
+
+    def _check_due(self, sender: Party, message: Any) -> None:
+        if isinstance(message, self.FROM_CLIENT) and sender in self.state.held:
+            raise self._refuse(sender, f"sent a {self.NOUN} that is not due")
+
+    def _check_report(self, report: Query | WriteReport, *, corrected: bool = False) -> None:
+        """Refuse what could not be evaluated."""
+        sender, forests, keys = report.sender, self._forests, self._keys
+        own = None if keys is None else keys.clients.get(sender)
+        if keys is not None and own is None:
+            raise self._refuse(sender, NO_KEYS)
+        check_keys(forests, report.public, self._refuse, sender, corrected=corrected, keys=own)
+        if len(report.seeds) != (len(forests) if own is None else 0):
+            raise self._refuse(sender, f"sent {len(report.seeds)} seeds")
+
+    def _digest(self, report: Query | WriteReport) -> bytes:
+        """The digest by which both servers name the report."""
+        context = self._report_context(report.sender, report.report_id)
+        return context.report_digest(report.public, report.box)
+
+    def _forwarded(self, report: Query | WriteReport) -> Outbound:
+        forwarded = Forwarded(
+            purpose=self.PURPOSE,
+            round_id=self.round_id,
+            sender=report.sender,
+            report_id=report.report_id,
+            public=report.public,
+            box=report.box,
+        )
+        return Outbound.of(HELPER, forwarded)
+
+    def _reported(self, client: ClientId, report: Query | WriteReport) -> Reported:
+        """A report that was checked, to be evaluated."""
+        context = self._report_context(client, report.report_id)
+        return reported(context, report.public, report.seeds, self._forests, self._keys)
+
+    @property
+    def _forests(self) -> tuple[Forest, ...]:
+        return layouts_of(self.params, self.header).forests(self.PURPOSE)
+
+    def _report_context(self, client: ClientId, report_id: bytes) -> ReportContext:
+        return ReportContext(
+            params=self.params,
+            header=self.header,
+            purpose=self.PURPOSE,
+            client=client,
+            report_id=report_id,
+        )
+
+
+class CollectingHelper(Follower[H]):
+    """A helper that collects reports; `HOLDING` are the states that have them."""
+
+    PURPOSE: ClassVar[Purpose]
+    HOLDING: ClassVar[tuple[type[Any], ...]]
+    LATE: ClassVar[str]
+    """Said of a report that comes when the list is closed."""
+
+    def _set_up(self, setup: H) -> None:
+        super()._set_up(setup)
+        self.params, self.header = setup.params, setup.header
+
+    @property
+    def _keys(self) -> KeyPeriod | None:
+        """Those of an earlier round that reports have hints for, if they have."""
+        return None
+
+    @cached_property
+    def inbox(self) -> ReportInbox:
+        """What has come; it is the state's own, while the state holds it."""
+        holding = isinstance(self.state, self.HOLDING)
+        return ReportInbox(
+            self.setup,
+            self.PURPOSE,
+            held=self.state.held if holding else None,
+            excluded=self.state.excluded if holding else None,
+            keys=self._keys,
+        )
+
+    def _end(self, state: Any) -> None:
+        super()._end(state)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop what the inbox holds; a role that is woken may have no inbox yet."""
+        if "inbox" in self.__dict__:
+            self.inbox.forget()
+
+    def _check_message(self, message: Any) -> None:
+        if message.round_id != self.round_id:
+            raise self._fault("sent a message of another round")
+        if isinstance(message, Forwarded) and message.purpose is not self.PURPOSE:
+            other = "writing" if self.PURPOSE is Purpose.RETRIEVE else "reading"
+            raise self._fault(f"forwarded keys that are for {other}")
+
+    def _on_report(self, state: Any, kept: Kept[Forwarded]) -> Moved:
+        self.inbox.take(kept)
+        return state, []
+
+    def _on_late_report(self, state: Any, kept: Kept[Forwarded]) -> Moved:
+        raise PeerError(
+            self.LATE, round_id=self.round_id, phase=self.phase, peer=kept.message.sender
+        )
+
+    def _reported(self, client: ClientId, held: HelperReport) -> Reported:
+        """A report that was checked, to be evaluated."""
+        context = self.inbox.report_context(client, held.report_id)
+        forests = layouts_of(self.params, self.header).forests(self.PURPOSE)
+        return reported(context, held.public, held.seeds, forests, self._keys)

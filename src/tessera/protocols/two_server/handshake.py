@@ -16,9 +16,9 @@ period. The helper says which it holds; the leader has stored its own before the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,7 @@ from tessera.protocols.machine import (
     Left,
     Moved,
     Outbound,
+    UnderParams,
     to_all,
 )
 from tessera.protocols.two_server.collector import ReplayGuard
@@ -53,7 +54,7 @@ from tessera.protocols.two_server.messages import (
     SignedHeader,
 )
 from tessera.protocols.two_server.params import TwoServerParams
-from tessera.wire.stored import ByDigest, Kept, Owner
+from tessera.wire.stored import ByDigest, Kept
 
 # --- the model ------------------------------------------------------------------------------------
 #
@@ -159,7 +160,23 @@ class HeaderSigned:
     signed: Annotated[Kept[SignedHeader], ByDigest(SignedHeader)]
 
 
-class LeaderHandshake(Coordinator):
+@dataclass(frozen=True, kw_only=True)
+class LeaderHandshakeSetup(UnderParams):
+    """`key_store` has the leader's keys of earlier rounds, where they last longer than one."""
+
+    params: TwoServerParams
+    invited: Collection[ClientId]
+    key: SigningKey
+    key_store: KeyStore | None = None
+
+    party: ClassVar[Party] = SERVER
+
+    def __post_init__(self) -> None:
+        if self.key.public != self.params.servers.leader:
+            raise MisuseError("two servers: the leader's key is not the one that is pinned")
+
+
+class LeaderHandshake(Coordinator[LeaderHandshakeSetup]):
     """The leader's side. `signed_header` is there once the helper has consented."""
 
     ROLE = "leader of a handshake"
@@ -173,16 +190,9 @@ class LeaderHandshake(Coordinator):
     FROM_HELPER = (HandshakeNonce, HandshakeConsent)
 
     def __init__(
-        self,
-        params: TwoServerParams,
-        model: ServedModel,
-        invited: Iterable[ClientId],
-        *,
-        key: SigningKey,
-        entropy: Entropy,
-        key_store: KeyStore | None = None,
+        self, setup: LeaderHandshakeSetup, model: ServedModel, *, entropy: Entropy
     ) -> None:
-        owner = self._hold(params, invited, key, key_store)
+        params = setup.params
         tables, dense = model.digests(params)
         secret = entropy.secret(Label.SERVER_NONCE, params.federation, params.round_id, SERVER)
         nonce = secret.reveal()
@@ -193,35 +203,11 @@ class LeaderHandshake(Coordinator):
             tables=tables,
             dense=dense,
         )
-        self._begin(owner, Committed(nonce=nonce, offer=Kept.of(offer)))
+        super().__init__(setup, Committed(nonce=nonce, offer=Kept.of(offer)))
 
-    @classmethod
-    def wake(
-        cls,
-        snapshot: bytes,
-        messages: Mapping[bytes, bytes],
-        params: TwoServerParams,
-        invited: Iterable[ClientId],
-        *,
-        key: SigningKey,
-        key_store: KeyStore | None = None,
-    ) -> Self:
-        leader = cls.__new__(cls)
-        leader._resume(snapshot, messages, leader._hold(params, invited, key, key_store))
-        return leader
-
-    def _hold(
-        self,
-        params: TwoServerParams,
-        invited: Iterable[ClientId],
-        key: SigningKey,
-        key_store: KeyStore | None,
-    ) -> Owner:
-        if key.public != params.servers.leader:
-            raise MisuseError("two servers: the leader's key is not the one that is pinned")
-        self.params, self._key, self._key_store = params, key, key_store
-        self.invited = frozenset(invited)
-        return self._owned(SERVER, params.round_id, params.context)
+    def _set_up(self, setup: LeaderHandshakeSetup) -> None:
+        super()._set_up(setup)
+        self.params, self.invited = setup.params, frozenset(setup.invited)
 
     def begin(self) -> list[Outbound]:
         """The first message, to the helper."""
@@ -259,7 +245,7 @@ class LeaderHandshake(Coordinator):
     def _on_nonce(self, state: Committed, kept: Kept[HandshakeNonce]) -> Moved:
         offer, period, bins = state.offer.message, kept.message.period, None
         if period != self.round_id:
-            held = living(self.params, self._key_store, self.round_id)
+            held = living(self.params, self.setup.key_store, self.round_id)
             if held is None or held.period != period:
                 raise self._refuse(HELPER, f"holds keys of round {period}, which the leader lacks")
             bins = held.seed
@@ -273,7 +259,7 @@ class LeaderHandshake(Coordinator):
             period=period,
             bins=bins,
         )
-        signature = self._key.sign(header.statement)
+        signature = self.setup.key.sign(header.statement)
         reveal = HandshakeReveal(round_id=self.round_id, nonce=state.nonce, signature=signature)
         return Revealed(header=header, signature=signature), [Outbound.of(HELPER, reveal)]
 
@@ -285,7 +271,7 @@ class LeaderHandshake(Coordinator):
         signed = Kept.of(
             SignedHeader(header=state.header, leader=state.signature, helper=signature)
         )
-        here = with_keys(self.params, state.header, self._key_store, self.invited)
+        here = with_keys(self.params, state.header, self.setup.key_store, self.invited)
         return HeaderSigned(signed=signed), to_all(here, signed)
 
     def _give_up(self, state: Committed | Revealed) -> Moved:
@@ -331,7 +317,24 @@ class Consented:
     header: Header
 
 
-class HelperHandshake(Follower):
+@dataclass(frozen=True, kw_only=True)
+class HelperHandshakeSetup(UnderParams):
+    """`model` is the helper's own copy, `key_store` has its keys of earlier rounds."""
+
+    params: TwoServerParams
+    model: ServedModel
+    key: SigningKey
+    replay_guard: ReplayGuard
+    key_store: KeyStore | None = None
+
+    party: ClassVar[Party] = HELPER
+
+    def __post_init__(self) -> None:
+        if self.key.public != self.params.servers.helper:
+            raise MisuseError("two servers: the helper's key is not the one that is pinned")
+
+
+class HelperHandshake(Follower[HelperHandshakeSetup]):
     """The helper's side. `header` is there once the helper has signed it."""
 
     ROLE = "helper of a handshake"
@@ -345,50 +348,10 @@ class HelperHandshake(Follower):
     SETTLED = (Consented,)
     FROM_SERVER = (HandshakeOffer, HandshakeReveal)
 
-    def __init__(
-        self,
-        params: TwoServerParams,
-        model: ServedModel,
-        *,
-        key: SigningKey,
-        entropy: Entropy,
-        replay_guard: ReplayGuard,
-        key_store: KeyStore | None = None,
-    ) -> None:
-        owner = self._hold(params, model, key, replay_guard, key_store)
+    def __init__(self, setup: HelperHandshakeSetup, *, entropy: Entropy) -> None:
+        params = setup.params
         secret = entropy.secret(Label.SERVER_NONCE, params.federation, params.round_id, HELPER)
-        self._begin(owner, AwaitingOffer(nonce=secret.reveal()))
-
-    @classmethod
-    def wake(
-        cls,
-        snapshot: bytes,
-        messages: Mapping[bytes, bytes],
-        params: TwoServerParams,
-        model: ServedModel,
-        *,
-        key: SigningKey,
-        replay_guard: ReplayGuard,
-        key_store: KeyStore | None = None,
-    ) -> Self:
-        helper = cls.__new__(cls)
-        owner = helper._hold(params, model, key, replay_guard, key_store)
-        helper._resume(snapshot, messages, owner)
-        return helper
-
-    def _hold(
-        self,
-        params: TwoServerParams,
-        model: ServedModel,
-        key: SigningKey,
-        replay_guard: ReplayGuard,
-        key_store: KeyStore | None,
-    ) -> Owner:
-        if key.public != params.servers.helper:
-            raise MisuseError("two servers: the helper's key is not the one that is pinned")
-        self.params, self._model = params, model
-        self._key, self._replay_guard, self._key_store = key, replay_guard, key_store
-        return self._owned(HELPER, params.round_id, params.context)
+        super().__init__(setup, AwaitingOffer(nonce=secret.reveal()))
 
     @property
     def header(self) -> Header | None:
@@ -401,7 +364,7 @@ class HelperHandshake(Follower):
                 said = HandshakeNonce(round_id=self.round_id, nonce=nonce, period=period)
                 return [Outbound.of(SERVER, said)]
             case Consented(header=header):
-                signature = self._key.sign(header.statement)  # deterministic
+                signature = self.setup.key.sign(header.statement)  # deterministic
                 consent = HandshakeConsent(round_id=self.round_id, signature=signature)
                 return [Outbound.of(SERVER, consent)]
         return []
@@ -411,32 +374,32 @@ class HelperHandshake(Follower):
             raise self._fault("started another round")
 
     def _on_offer(self, state: AwaitingOffer, offer: Kept[HandshakeOffer]) -> Moved:
-        if offer.message.context != self.params.context:
+        if offer.message.context != self.setup.params.context:
             raise self._fault("started a round with other parameters")
         if not self._same_model(offer.message):
             raise self._fault("holds another model than the helper")
-        if not self._replay_guard.begin_round(self.round_id):
+        if not self.setup.replay_guard.begin_round(self.round_id):
             raise self._fault("started a round that was started before")
-        held = living(self.params, self._key_store, self.round_id)
+        held = living(self.setup.params, self.setup.key_store, self.round_id)
         period = self.round_id if held is None else held.period
         following = AwaitingReveal(nonce=state.nonce, period=period, offer=offer)
         said = HandshakeNonce(round_id=self.round_id, nonce=state.nonce, period=period)
         return following, [Outbound.of(SERVER, said)]
 
     def _same_model(self, message: HandshakeOffer) -> bool:
-        return (message.tables, message.dense) == self._model.digests(self.params)
+        return (message.tables, message.dense) == self.setup.model.digests(self.setup.params)
 
     def _on_reveal(self, state: AwaitingReveal, kept: Kept[HandshakeReveal]) -> Moved:
         message, offer = kept.message, state.offer.message
-        if commitment(self.params, message.nonce) != offer.commitment:
+        if commitment(self.setup.params, message.nonce) != offer.commitment:
             raise self._fault("revealed a nonce that does not match its commitment")
-        held = living(self.params, self._key_store, self.round_id)
+        held = living(self.setup.params, self.setup.key_store, self.round_id)
         later = state.period != self.round_id
         if later and (held is None or held.period != state.period):
             raise MisuseError("two servers: keys that the helper has named are not in its store")
         header = Header(
             round_id=self.round_id,
-            context=self.params.context,
+            context=self.setup.params.context,
             leader_nonce=message.nonce,
             helper_nonce=state.nonce,
             tables=offer.tables,
@@ -444,10 +407,10 @@ class HelperHandshake(Follower):
             period=state.period,
             bins=held.seed if later and held is not None else None,
         )
-        if not verify(self.params.servers.leader, message.signature, header.statement):
+        if not verify(self.setup.params.servers.leader, message.signature, header.statement):
             raise self._fault("did not sign the header")
         consent = HandshakeConsent(
-            round_id=self.round_id, signature=self._key.sign(header.statement)
+            round_id=self.round_id, signature=self.setup.key.sign(header.statement)
         )
         return Consented(header=header), [Outbound.of(SERVER, consent)]
 

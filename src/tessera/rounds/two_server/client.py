@@ -73,7 +73,7 @@ FROM_SERVER: Final = (UnionOpened, SignedHeader, QueryAnswers)
 """Messages that are the round's and not the union's sum's."""
 
 
-class TwoServerClientRound(Follower):
+class TwoServerClientRound(Follower[Any]):
     """One client in one round of training between two servers.
 
     Known to this client only, in the process that trained, and not stored: how much was `clipped`,
@@ -106,7 +106,7 @@ class TwoServerClientRound(Follower):
         self._roles.party = party
 
     @classmethod
-    def wake(
+    def wake(  # type: ignore[override]
         cls,
         snapshot: bytes,
         messages: Mapping[bytes, bytes],

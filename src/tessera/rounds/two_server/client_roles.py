@@ -11,7 +11,8 @@ from tessera.crypto.keys import Identity
 from tessera.ids import ClientId, RoundId
 from tessera.plan import Plan
 from tessera.protocols.machine import Outbound
-from tessera.protocols.secagg.client import Client
+from tessera.protocols.secagg.client import Client, SecAggClientSetup
+from tessera.protocols.two_server.client import TwoServerClientSetup
 from tessera.protocols.two_server.key_period import own_keys_of
 from tessera.protocols.two_server.messages import Header
 from tessera.protocols.two_server.params import Servers, TwoServerParams
@@ -66,25 +67,37 @@ class ClientRoles:
         if self.party is not None:
             ideal = IdealClient(self.party.union, self.me)
             return ideal, ideal.begin()
-        params = self.plan.union_sum(self.round_id)
-        return Client.join(
-            params, self.me, entropy=root, identity=self.identity, last_round=last_round
-        )
+        return Client.join(self.sum_setup(), entropy=root, last_round=last_round)
 
     def reader(
         self, root: Entropy, domain: RoundDomain, last_round: RoundId | None = None
     ) -> RetrievalClient | IdealReader:
         if self.party is not None:
             return IdealReader(self.party, domain.params, self.me)
-        return RetrievalClient(
-            domain.params, self.me, entropy=root, identity=self.identity, last_round=last_round
-        )
+        return RetrievalClient(self.setup(root, domain.params), last_round=last_round)
 
     def writer(self, root: Entropy, domain: RoundDomain) -> WriteClient | IdealWriter:
         params, own_keys = domain.params, self.local.own_keys
         if self.party is not None:
             return IdealWriter(self.party, params, self.me, entropy=root, own_keys=own_keys)
-        return WriteClient(params, self.me, entropy=root, identity=self.identity, own_keys=own_keys)
+        return WriteClient(self.setup(root, params))
+
+    # --- what they are given, made or woken -------------------------------------------------------
+
+    def sum_setup(self) -> SecAggClientSetup:
+        return SecAggClientSetup(
+            self.plan.union_sum(self.round_id), self.me, identity=self.identity
+        )
+
+    def setup(self, root: Entropy, params: TwoServerParams) -> TwoServerClientSetup:
+        """Of the reader and of the writer."""
+        return TwoServerClientSetup(
+            params,
+            self.me,
+            entropy=root,
+            identity=self.identity,
+            own_keys=self.local.own_keys,
+        )
 
 
 class WokenClientRoles:
@@ -110,9 +123,7 @@ class WokenClientRoles:
         self._root = root
 
     def _sum(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> Client:
-        roles = self._roles
-        params = roles.plan.union_sum(roles.round_id)
-        return Client.wake(snapshot, messages, params, roles.me, identity=roles.identity)
+        return Client.wake(snapshot, messages, self._roles.sum_setup())
 
     def _domain(self, union: Kept[UnionOpened] | None) -> RoundDomain:
         check_stored(self._roles.plan, union)
@@ -120,29 +131,12 @@ class WokenClientRoles:
         return self._found
 
     def _reader(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> RetrievalClient:
-        roles = self._roles
-        return RetrievalClient.wake(
-            snapshot,
-            messages,
-            self._params,
-            roles.me,
-            entropy=self._root,
-            identity=roles.identity,
-        )
+        return RetrievalClient.wake(snapshot, messages, self._setup)
 
     def _writer(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> WriteClient:
-        roles = self._roles
-        return WriteClient.wake(
-            snapshot,
-            messages,
-            self._params,
-            roles.me,
-            entropy=self._root,
-            identity=roles.identity,
-            own_keys=roles.local.own_keys,
-        )
+        return WriteClient.wake(snapshot, messages, self._setup)
 
     @property
-    def _params(self) -> TwoServerParams:
+    def _setup(self) -> TwoServerClientSetup:
         assert self._found is not None
-        return self._found.params
+        return self._roles.setup(self._root, self._found.params)

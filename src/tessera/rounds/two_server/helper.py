@@ -31,7 +31,11 @@ from tessera.protocols.machine import (
     shortened,
 )
 from tessera.protocols.two_server.collector import ReplayGuard
-from tessera.protocols.two_server.handshake import HelperHandshake, ServedModel
+from tessera.protocols.two_server.handshake import (
+    HelperHandshake,
+    HelperHandshakeSetup,
+    ServedModel,
+)
 from tessera.protocols.two_server.key_period import KeyStore
 from tessera.protocols.two_server.messages import (
     AnswersDue,
@@ -45,11 +49,11 @@ from tessera.protocols.two_server.messages import (
     OpenedSum,
     Purpose,
 )
-from tessera.protocols.two_server.params import Servers, TwoServerParams
+from tessera.protocols.two_server.params import Servers
 from tessera.protocols.two_server.read.row_tags import RowTagCache
-from tessera.protocols.two_server.read.server import RetrievalHelper
-from tessera.protocols.two_server.reports import Workers
-from tessera.protocols.two_server.write.helper import WriteHelper
+from tessera.protocols.two_server.read.server import RetrievalHelper, RetrievalHelperSetup
+from tessera.protocols.two_server.reports import SingleWorker, Workers
+from tessera.protocols.two_server.write.helper import WriteHelper, WriteHelperSetup
 from tessera.protocols.two_server.write.sums import TwoServerSum
 from tessera.rounds import schemes, select
 from tessera.rounds.messages import UnionOpened
@@ -124,7 +128,7 @@ class SumShown:
     write: Writing
 
 
-class HelperRound(Follower):
+class HelperRound(Follower[Any]):
     """Handshake with the leader, answers to queries, the sum of reports, one share released.
 
     `dense` and `tables` are its own copy of the model. A helper that is woken is given the same.
@@ -182,7 +186,7 @@ class HelperRound(Follower):
         self.state = self._first(self.round_id, self.state.root)
 
     @classmethod
-    def wake(
+    def wake(  # type: ignore[override]
         cls,
         snapshot: bytes,
         messages: Mapping[bytes, bytes],
@@ -233,7 +237,8 @@ class HelperRound(Follower):
         key_store: KeyStore | None,
     ) -> Owner:
         self._keys, self._directory, self._replay_guard = keys, directory, replay_guard
-        self._workers, self._row_tags, self._key_store = workers, row_tags, key_store
+        self._workers: Workers = workers or SingleWorker()
+        self._row_tags, self._key_store = row_tags, key_store
         return self._owned(HELPER, round_id, self.plan.digest)
 
     def _domain(self, round_id: RoundId, union: Kept[UnionOpened] | None) -> RoundDomain:
@@ -258,6 +263,31 @@ class HelperRound(Follower):
             "replay_guard": self._replay_guard,
             "workers": self._workers,
         }
+
+    # --- what its roles are given, made or woken --------------------------------------------------
+
+    def _handshake_setup(self, domain: RoundDomain) -> HelperHandshakeSetup:
+        return HelperHandshakeSetup(
+            params=domain.params,
+            model=self._model(domain),
+            key=self._keys.signing,
+            replay_guard=self._replay_guard,
+            key_store=self._key_store,
+        )
+
+    def _retrieval_setup(self, domain: RoundDomain, header: Header) -> RetrievalHelperSetup:
+        return RetrievalHelperSetup(
+            params=domain.params,
+            header=header,
+            model=self._model(domain),
+            row_tags=self._row_tags,
+            **self._inbox,
+        )
+
+    def _write_setup(self, domain: RoundDomain, header: Header) -> WriteHelperSetup:
+        return WriteHelperSetup(
+            params=domain.params, header=header, key_store=self._key_store, **self._inbox
+        )
 
     # --- where the round stands -----------------------------------------------------------------
 
@@ -351,14 +381,7 @@ class HelperRound(Follower):
         if self._ideal is not None:
             handshake = IdealHelperHandshake(self._ideal, domain.params, self._key_store)
         else:
-            handshake = HelperHandshake(
-                domain.params,
-                self._model(domain),
-                key=self._keys.signing,
-                entropy=root,
-                replay_guard=self._replay_guard,
-                key_store=self._key_store,
-            )
+            handshake = HelperHandshake(self._handshake_setup(domain), entropy=root)
         return Consenting(root=root, domain=domain, handshake=handshake)
 
     def _at_handshake(self, state: Any, data: bytes) -> Moved:
@@ -366,7 +389,7 @@ class HelperRound(Follower):
         header = state.handshake.header
         if not isinstance(state, Consenting) or header is None:
             return state, out
-        params, inbox, keys = state.domain.params, self._inbox, self._key_store
+        params, keys = state.domain.params, self._key_store
         retrieval: RetrievalHelper | IdealHelperRetrieval
         write: WriteHelper | IdealHelperWrite
         if self._ideal is not None:
@@ -374,9 +397,8 @@ class HelperRound(Follower):
             write = IdealHelperWrite(self._ideal, params, header, keys)
             self._ideal.noise[HELPER] = state.root.secret(Label.SUM_NOISE)
         else:
-            model, row_tags = self._model(state.domain), self._row_tags
-            retrieval = RetrievalHelper(params, header, model, row_tags=row_tags, **inbox)
-            write = WriteHelper(params, header, entropy=state.root, key_store=keys, **inbox)
+            retrieval = RetrievalHelper(self._retrieval_setup(state.domain, header))
+            write = WriteHelper(self._write_setup(state.domain, header), entropy=state.root)
         following = ServingReports(
             domain=state.domain, handshake=state.handshake, retrieval=retrieval, write=write
         )
@@ -428,47 +450,22 @@ class _HelperRoles:
         return self._found
 
     def _handshake(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> HelperHandshake:
-        self._agreed = HelperHandshake.wake(
-            snapshot,
-            messages,
-            self._params,
-            self._model,
-            key=self._helper._keys.signing,
-            replay_guard=self._helper._replay_guard,
-            key_store=self._helper._key_store,
-        )
+        setup = self._helper._handshake_setup(self._over)
+        self._agreed = HelperHandshake.wake(snapshot, messages, setup)
         return self._agreed
 
     def _retrieval(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> RetrievalHelper:
-        return RetrievalHelper.wake(
-            snapshot,
-            messages,
-            self._params,
-            self._header,
-            self._model,
-            row_tags=self._helper._row_tags,
-            **self._helper._inbox,
-        )
+        setup = self._helper._retrieval_setup(self._over, self._header)
+        return RetrievalHelper.wake(snapshot, messages, setup)
 
     def _write(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> WriteHelper:
-        return WriteHelper.wake(
-            snapshot,
-            messages,
-            self._params,
-            self._header,
-            key_store=self._helper._key_store,
-            **self._helper._inbox,
-        )
+        setup = self._helper._write_setup(self._over, self._header)
+        return WriteHelper.wake(snapshot, messages, setup)
 
     @property
-    def _params(self) -> TwoServerParams:
+    def _over(self) -> RoundDomain:
         assert self._found is not None
-        return self._found.params
-
-    @property
-    def _model(self) -> ServedModel:
-        assert self._found is not None
-        return self._helper._model(self._found)
+        return self._found
 
     @property
     def _header(self) -> Header:

@@ -51,7 +51,7 @@ from tessera.protocols.two_server.messages import (
 )
 from tessera.protocols.two_server.params import Servers
 from tessera.protocols.two_server.read.row_tags import RowTagCache
-from tessera.protocols.two_server.reports import Workers
+from tessera.protocols.two_server.reports import SingleWorker, Workers
 from tessera.rounds import encode, schemes, select
 from tessera.rounds.ideal import IdealServer
 from tessera.rounds.messages import UnionOpened, farewells
@@ -75,7 +75,7 @@ from tessera.wire.stored import Kept, Owner
 REFUSED_QUERY: Final = "the helper refused its query"
 
 
-class LeaderRound(Coordinator):
+class LeaderRound(Coordinator[Any]):
     """The leader: [union ->] handshake -> query -> answer -> collect -> check -> exclude -> open.
 
     `dense` and `tables` are the model as it stands; they are read, and `result` is for the caller
@@ -144,7 +144,7 @@ class LeaderRound(Coordinator):
         self.state = self._first(self.state.root)
 
     @classmethod
-    def wake(
+    def wake(  # type: ignore[override]
         cls,
         snapshot: bytes,
         messages: Mapping[bytes, bytes],
@@ -197,7 +197,7 @@ class LeaderRound(Coordinator):
             servers=servers,
             key=key,
             identity=identity,
-            workers=workers,
+            workers=workers or SingleWorker(),
             row_tags=row_tags,
             key_store=key_store,
         )

@@ -15,15 +15,19 @@ from tessera.learning.tables.arrays import Floats
 from tessera.learning.tables.spec import DerivedMap
 from tessera.learning.tables.table import StoredTable
 from tessera.plan import UNION, Plan
-from tessera.protocols.secagg.server import Server
-from tessera.protocols.two_server.handshake import LeaderHandshake, ServedModel
+from tessera.protocols.secagg.server import SecAggServerSetup, Server
+from tessera.protocols.two_server.handshake import (
+    LeaderHandshake,
+    LeaderHandshakeSetup,
+    ServedModel,
+)
 from tessera.protocols.two_server.key_period import KeyPeriod, KeyStore, keys_of, with_keys
 from tessera.protocols.two_server.messages import Header
 from tessera.protocols.two_server.params import Servers
 from tessera.protocols.two_server.read.row_tags import RowTagCache
-from tessera.protocols.two_server.read.server import RetrievalLeader
+from tessera.protocols.two_server.read.server import RetrievalLeader, RetrievalLeaderSetup
 from tessera.protocols.two_server.reports import Workers
-from tessera.protocols.two_server.write.leader import WriteLeader
+from tessera.protocols.two_server.write.leader import WriteLeader, WriteLeaderSetup
 from tessera.rounds.ideal import IdealServer, IdealSum
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.sums import MaskedSum, Sum
@@ -57,7 +61,7 @@ class LeaderRoles:
     servers: Servers
     key: SigningKey = field(repr=False)
     identity: Identity | None
-    workers: Workers | None
+    workers: Workers
     row_tags: RowTagCache | None
     key_store: KeyStore | None
     party: TrustedServers | None = None
@@ -99,22 +103,15 @@ class LeaderRoles:
     def sum(self, root: Entropy) -> Server | IdealServer:
         if self.party is not None:
             return IdealServer(self.party.union)
-        params = self.plan.union_sum(self.round_id)
-        return Server(params, self.invited, entropy=root, identity=self.identity)
+        return Server(self.sum_setup(), entropy=root)
 
     def handshake(
         self, domain: RoundDomain, clients: frozenset[ClientId], root: Entropy
     ) -> LeaderHandshake | IdealHandshake:
         if self.party is not None:
             return IdealHandshake(self.party, domain.params, clients, self.key_store)
-        return LeaderHandshake(
-            domain.params,
-            self.model(domain),
-            clients,
-            key=self.key,
-            entropy=root,
-            key_store=self.key_store,
-        )
+        setup = self.handshake_setup(domain, clients)
+        return LeaderHandshake(setup, self.model(domain), entropy=root)
 
     def retrieval(
         self, domain: RoundDomain, header: Header, clients: frozenset[ClientId]
@@ -122,14 +119,7 @@ class LeaderRoles:
         members = self._with_keys(domain, header, clients)
         if self.party is not None:
             return IdealRetrieval(self.party, domain.params, header, members)
-        return RetrievalLeader(
-            domain.params,
-            header,
-            self.model(domain),
-            members,
-            row_tags=self.row_tags,
-            workers=self.workers,
-        )
+        return RetrievalLeader(self.retrieval_setup(domain, header, members))
 
     def write(
         self,
@@ -142,14 +132,43 @@ class LeaderRoles:
         if self.party is not None:
             self.party.noise[SERVER] = noise
             return IdealWrite(self.party, domain.params, header, members, self.key_store)
-        return WriteLeader(
-            domain.params,
-            header,
-            members,
-            key=self.key,
+        return WriteLeader(self.write_setup(domain, header, members), noise=noise)
+
+    # --- what they are given, made or woken -------------------------------------------------------
+
+    def sum_setup(self) -> SecAggServerSetup:
+        params = self.plan.union_sum(self.round_id)
+        return SecAggServerSetup(params, self.invited, identity=self.identity)
+
+    def handshake_setup(
+        self, domain: RoundDomain, clients: frozenset[ClientId]
+    ) -> LeaderHandshakeSetup:
+        return LeaderHandshakeSetup(
+            params=domain.params, invited=clients, key=self.key, key_store=self.key_store
+        )
+
+    def retrieval_setup(
+        self, domain: RoundDomain, header: Header, members: frozenset[ClientId]
+    ) -> RetrievalLeaderSetup:
+        return RetrievalLeaderSetup(
+            params=domain.params,
+            header=header,
+            invited=members,
+            model=self.model(domain),
+            row_tags=self.row_tags,
             workers=self.workers,
+        )
+
+    def write_setup(
+        self, domain: RoundDomain, header: Header, members: frozenset[ClientId]
+    ) -> WriteLeaderSetup:
+        return WriteLeaderSetup(
+            params=domain.params,
+            header=header,
+            invited=members,
+            key=self.key,
             key_store=self.key_store,
-            noise=noise,
+            workers=self.workers,
         )
 
 
@@ -174,11 +193,7 @@ class WokenLeaderRoles:
         }
 
     def _sum(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> Server:
-        roles = self._roles
-        params = roles.plan.union_sum(roles.round_id)
-        self._total = Server.wake(
-            snapshot, messages, params, roles.invited, identity=roles.identity
-        )
+        self._total = Server.wake(snapshot, messages, self._roles.sum_setup())
         return self._total
 
     def _domain(self, union: Kept[UnionOpened] | None) -> RoundDomain:
@@ -187,39 +202,17 @@ class WokenLeaderRoles:
         return self._found
 
     def _handshake(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> LeaderHandshake:
-        self._agreed = LeaderHandshake.wake(
-            snapshot,
-            messages,
-            self._over.params,
-            self._roles.clients(self._total),
-            key=self._roles.key,
-            key_store=self._roles.key_store,
-        )
+        setup = self._roles.handshake_setup(self._over, self._roles.clients(self._total))
+        self._agreed = LeaderHandshake.wake(snapshot, messages, setup)
         return self._agreed
 
     def _retrieval(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> RetrievalLeader:
-        return RetrievalLeader.wake(
-            snapshot,
-            messages,
-            self._over.params,
-            self._header,
-            self._roles.model(self._over),
-            self._members,
-            row_tags=self._roles.row_tags,
-            workers=self._roles.workers,
-        )
+        setup = self._roles.retrieval_setup(self._over, self._header, self._members)
+        return RetrievalLeader.wake(snapshot, messages, setup)
 
     def _write(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> WriteLeader:
-        return WriteLeader.wake(
-            snapshot,
-            messages,
-            self._over.params,
-            self._header,
-            self._members,
-            key=self._roles.key,
-            workers=self._roles.workers,
-            key_store=self._roles.key_store,
-        )
+        setup = self._roles.write_setup(self._over, self._header, self._members)
+        return WriteLeader.wake(snapshot, messages, setup)
 
     @property
     def _over(self) -> RoundDomain:

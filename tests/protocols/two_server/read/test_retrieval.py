@@ -194,7 +194,6 @@ def test_nobody_asks_and_nothing_happens():
 def test_a_client_goes_on_from_its_snapshot(when):
     network = begun()
     c = network.clients[0]
-    more = {"entropy": network.entropy, "identity": network.identity(c)}
 
     def reload():
         assert network.roles[c].phase == when
@@ -202,7 +201,7 @@ def test_a_client_goes_on_from_its_snapshot(when):
         assert network.roles[c].phase == when
 
     if when == "Invited":
-        network.roles[c] = RetrievalClient(network.params, c, **more)
+        network.roles[c] = RetrievalClient(network.client_setup(c))
         reload()
         network.roles[c].receive(SERVER, network.sent("SignedHeader")[0])
     if when == "Prepared":

@@ -424,16 +424,10 @@ def test_a_helper_restored_from_any_earlier_snapshot_opens_nothing_twice():
         header, shares = network.roles[SERVER].header, set(network.sent("SumShare"))
         for helper in earlier:
             network.roles[HELPER] = helper
-            leader = two_servers.WriteLeader(
-                network.params,
-                header,
-                network.clients,
-                key=two_servers.keys()[0],
-                key_store=network.stores.leader,
-            )
-            network.roles[SERVER] = leader
+            setup = network.writing_leader(header)
             if header.epoch == 0:
-                leader._key_store = MemoryStore()
+                setup = replace(setup, key_store=MemoryStore())
+            network.roles[SERVER] = leader = two_servers.WriteLeader(setup)
             for data in network.sent("WriteReport")[: len(network.clients) - 1]:
                 network.carry(SERVER, leader.receive(wire.decode(data).sender, data))
             network.close()

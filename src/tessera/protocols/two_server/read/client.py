@@ -159,7 +159,7 @@ class RetrievalClient(TwoServerClient):
             seeds=[helper for _, helper in seeds],
             dense_seed=None,
             answer_key=SealingKey.from_secret(secret).public,
-            key=self._identity.key,
+            key=self.setup.identity.key,
         )
         query = Query(
             round_id=self.params.round_id,

@@ -7,24 +7,26 @@ one-time key that came in the client's box, since the leader with both halves wo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera import wire
-from tessera.crypto.keys import SealingKey, SigningKey, seal_to
-from tessera.errors import MisuseError, PeerError
+from tessera.crypto.keys import seal_to
+from tessera.errors import MisuseError
 from tessera.ids import HELPER, SERVER, ClientId, Party, TableId
-from tessera.protocols.machine import Coordinator, Follower, Left, Moved, Outbound
+from tessera.protocols.machine import Left, Moved, Outbound
 from tessera.protocols.secagg.phases import Members
 from tessera.protocols.two_server.collector import (
+    CollectingHelper,
+    CollectingLeader,
     HelperReport,
-    ReplayGuard,
-    ReportInbox,
+    HelperSetup,
+    LeaderSetup,
     ReportsByClient,
 )
 from tessera.protocols.two_server.handshake import ServedModel
@@ -45,63 +47,77 @@ from tessera.protocols.two_server.read.row_tags import RowTagCache
 from tessera.protocols.two_server.reports import (
     HELPER_PARTY,
     LEADER_PARTY,
+    Layouts,
     ReportContext,
     Reported,
-    SingleWorker,
-    Workers,
     batches,
-    check_keys,
     layouts_of,
 )
-from tessera.wire.stored import ByDigest, Kept, Owner
+from tessera.wire.stored import ByDigest, Kept
 
 Bytes = npt.NDArray[np.uint8]
 
 
 class Answerer:
-    """One server's tables in the order of their bins, and its answers to queries."""
+    """One server's tables in the order of their bins, and its answers to queries.
 
-    def __init__(
-        self,
-        params: TwoServerParams,
-        header: Header,
-        model: ServedModel,
-        party: int,
-        row_tags: RowTagCache | None = None,
-        workers: Workers | None = None,
-    ) -> None:
-        model.check(params)
-        row_tags = row_tags or RowTagCache()
-        self._workers: Workers = workers or SingleWorker()
-        self._layouts = layouts_of(params, header)
-        self._party = party
-        self._specs = {t.table: t for t in params.tables}
-        self._rows: dict[TableId, Bytes] = {}
-        self._tags: dict[TableId, Bytes] = {}
-        for table, layout in self._layouts.reading.items():
-            spec, rows = self._specs[table], np.ascontiguousarray(model.tables[table])
-            self._rows[table] = layout.padded(rows)
-            if spec.read is Read.CHECKED:
-                ids = spec.named(np.arange(spec.rows))
-                self._tags[table] = row_tags.of(table, ids, rows, header.seed)
+    A role that was woken is given its model again, and it may be another by then: `given_again`.
+    """
+
+    def __init__(self, setup: RetrievalLeaderSetup | RetrievalHelperSetup, party: int) -> None:
+        self._setup, self._party = setup, party
+        self._specs = {t.table: t for t in setup.params.tables}
+        self.given_again = False
 
     def answer(self, queries: Sequence[Reported]) -> list[dict[TableId, bytes]]:
         """For every query its half of every bin, by table."""
+        if self.given_again:
+            check_signed(self._setup.params, self._setup.header, self._setup.model)
+            self.given_again = False
+        rows, tags = self._arranged()
         found: list[dict[TableId, bytes]] = [{} for _ in queries]
-        each = max(1, -(-len(queries) // self._workers.count))
+        workers = self._setup.workers
+        each = max(1, -(-len(queries) // workers.count))
         starts = range(0, len(queries), each)
-        self._workers.run(
-            [partial(self._answer, queries[at : at + each], found[at : at + each]) for at in starts]
+        workers.run(
+            [
+                partial(self._answer, rows, tags, queries[at : at + each], found[at : at + each])
+                for at in starts
+            ]
         )
         return found
 
-    def _answer(self, queries: Sequence[Reported], found: list[dict[TableId, bytes]]) -> None:
+    @property
+    def _layouts(self) -> Layouts:
+        return layouts_of(self._setup.params, self._setup.header)
+
+    def _arranged(self) -> tuple[dict[TableId, Bytes], dict[TableId, Bytes]]:
+        """Rows in the order of their bins, and the tags of those that are checked."""
+        row_tags = self._setup.row_tags or RowTagCache()
+        padded: dict[TableId, Bytes] = {}
+        tags: dict[TableId, Bytes] = {}
+        for table, layout in self._layouts.reading.items():
+            spec = self._specs[table]
+            rows = np.ascontiguousarray(self._setup.model.tables[table])
+            padded[table] = layout.padded(rows)
+            if spec.read is Read.CHECKED:
+                ids = spec.named(np.arange(spec.rows))
+                tags[table] = row_tags.of(table, ids, rows, self._setup.header.seed)
+        return padded, tags
+
+    def _answer(
+        self,
+        rows: Mapping[TableId, Bytes],
+        tags: Mapping[TableId, Bytes],
+        queries: Sequence[Reported],
+        found: list[dict[TableId, bytes]],
+    ) -> None:
         for at, (table, layout) in enumerate(self._layouts.reading.items()):
             unanswered = iter(found)
             for some in batches(queries, layout.forest):
                 keys = [q.expanded(layout.forest, table, at, party=self._party) for q in some]
                 both = layout.answer(
-                    keys, self._rows[table], self._specs[table].row_bytes, self._tags.get(table)
+                    keys, rows[table], self._specs[table].row_bytes, tags.get(table)
                 )
                 for half in zip(*both, strict=True):
                     next(unanswered)[table] = b"".join(half)
@@ -167,7 +183,18 @@ class QueriesAnswered:
     refused: Members
 
 
-class RetrievalLeader(Coordinator):
+@dataclass(frozen=True, kw_only=True)
+class RetrievalLeaderSetup(LeaderSetup):
+    """`row_tags` outlives a round, so that the next one computes tags of changed rows only."""
+
+    model: ServedModel
+    row_tags: RowTagCache | None = None
+
+    def __post_init__(self) -> None:
+        self.model.check(self.params)
+
+
+class RetrievalLeader(CollectingLeader[RetrievalLeaderSetup]):
     """The leader: takes queries, forwards them, and sends both halves back."""
 
     ROLE = "leader of a retrieval"
@@ -180,65 +207,20 @@ class RetrievalLeader(Coordinator):
     FROM_CLIENT = (Query,)
     FROM_HELPER = (HelperAnswer,)
 
-    def __init__(
-        self,
-        params: TwoServerParams,
-        header: Header,
-        model: ServedModel,
-        invited: Iterable[ClientId],
-        *,
-        row_tags: RowTagCache | None = None,
-        workers: Workers | None = None,
-    ) -> None:
-        """`row_tags` outlives a round, so that the next one computes tags of changed rows only."""
-        owner = self._hold(params, header, model, invited, row_tags, workers)
-        self._begin(owner, CollectingQueries())
+    PURPOSE = Purpose.RETRIEVE
+    NOUN = "query"
 
-    @classmethod
-    def wake(
-        cls,
-        snapshot: bytes,
-        messages: Mapping[bytes, bytes],
-        params: TwoServerParams,
-        header: Header,
-        model: ServedModel,
-        invited: Iterable[ClientId],
-        *,
-        row_tags: RowTagCache | None = None,
-        workers: Workers | None = None,
-    ) -> Self:
-        leader = cls.__new__(cls)
-        owner = leader._hold(params, header, model, invited, row_tags, workers)
-        leader._resume(snapshot, messages, owner)
-        leader._woken = True
-        return leader
+    def __init__(self, setup: RetrievalLeaderSetup) -> None:
+        super().__init__(setup, CollectingQueries())
 
-    def _hold(
-        self,
-        params: TwoServerParams,
-        header: Header,
-        model: ServedModel,
-        invited: Iterable[ClientId],
-        row_tags: RowTagCache | None,
-        workers: Workers | None,
-    ) -> Owner:
-        model.check(params)
-        self.params, self.header = params, header
-        self.invited = frozenset(invited)
-        self._model, self._row_tags, self._workers = model, row_tags, workers
-        self._woken = False
+    def _set_up(self, setup: RetrievalLeaderSetup) -> None:
+        super()._set_up(setup)
+        self._answerer = Answerer(setup, LEADER_PARTY)
         self._halves: dict[ClientId, dict[TableId, bytes]] | None = None
-        return self._owned(SERVER, params.round_id, header.digest)
 
-    @property
-    def expected(self) -> frozenset[Party]:
-        """The clients whose queries have not come, or the helper."""
-        match self.state:
-            case CollectingQueries(held=held):
-                return frozenset(self.invited - held.keys())
-            case AwaitingHalves():
-                return frozenset({HELPER})
-        return frozenset()
+    def _resume(self, *given: Any) -> None:
+        super()._resume(*given)
+        self._answerer.given_again = True
 
     @property
     def refused(self) -> frozenset[ClientId]:
@@ -258,32 +240,19 @@ class RetrievalLeader(Coordinator):
         return Outbound.of(HELPER, AnswersDue(round_id=self.round_id, queries=queries))
 
     def _check_due(self, sender: Party, message: Any) -> None:
-        if isinstance(message, Query) and sender in self.state.held:
-            raise self._refuse(sender, "sent a query that is not due")
+        super()._check_due(sender, message)
         if isinstance(message, HelperAnswer) and (
             message.client not in self.state.held or message.client in self.state.answered
         ):
             raise self._refuse(sender, "sent an answer that is not due")
 
     def _on_query(self, state: CollectingQueries, kept: Kept[Query]) -> Moved:
-        query, sender = kept.message, kept.message.sender
-        forests = layouts_of(self.params, self.header).forests(Purpose.RETRIEVE)
-        check_keys(forests, query.public, self._refuse, sender)
-        if len(query.seeds) != len(forests):
-            raise self._refuse(sender, f"sent {len(query.seeds)} seeds")
-        context = self._report_context(sender, query.report_id)
-        forwarded = Forwarded(
-            purpose=Purpose.RETRIEVE,
-            round_id=self.round_id,
-            sender=sender,
-            report_id=query.report_id,
-            public=query.public,
-            box=query.box,
-        )
-        digest = context.report_digest(query.public, query.box)
-        state.held[sender] = HeldQuery(query=kept, report_id=query.report_id, digest=digest)
+        query = kept.message
+        self._check_report(query)
+        digest = self._digest(query)
+        state.held[query.sender] = HeldQuery(query=kept, report_id=query.report_id, digest=digest)
         kept.forget_decoded()
-        return state, [Outbound.of(HELPER, forwarded)]
+        return state, [self._forwarded(query)]
 
     def _close_queries(self, state: CollectingQueries) -> Moved:
         if not state.held:
@@ -292,30 +261,11 @@ class RetrievalLeader(Coordinator):
         self._halves = self._answered(state.held)
         return following, [self._answers_due(state.held)]
 
-    def _signed_model(self) -> ServedModel:
-        """Its model. A role that was woken is given one again, and it may be another by then."""
-        if self._woken:
-            check_signed(self.params, self.header, self._model)
-            self._woken = False
-        return self._model
-
     def _answered(self, held: Mapping[ClientId, HeldQuery]) -> dict[ClientId, dict[TableId, bytes]]:
         """The leader's half of every answer; it follows from the queries and the model."""
-        answerer = Answerer(
-            self.params,
-            self.header,
-            self._signed_model(),
-            LEADER_PARTY,
-            self._row_tags,
-            self._workers,
-        )
         clients = sorted(held)
-        queries = [
-            Reported(self._report_context(c, query.report_id), query.public, query.seeds)
-            for c in clients
-            for query in [held[c].query.message]
-        ]
-        halves = answerer.answer(queries)
+        queries = [self._reported(c, held[c].query.message) for c in clients]
+        halves = self._answerer.answer(queries)
         for c in clients:
             held[c].query.forget_decoded()
         return dict(zip(clients, halves, strict=True))
@@ -347,11 +297,11 @@ class RetrievalLeader(Coordinator):
     @cached_property
     def _whole(self) -> tuple[dict[TableId, wire.HashedBytes], wire.HashedBytes]:
         """What goes to every client alike: the tables that are read whole, and the dense part."""
-        tables = self._model.tables
+        tables = self.setup.model.tables
         whole = {
             t.table: wire.HashedBytes(tables[t.table]) for t in self.params.read if t.reads_whole
         }
-        return whole, wire.HashedBytes(self._model.dense)
+        return whole, wire.HashedBytes(self.setup.model.dense)
 
     def _close_halves(self, state: AwaitingHalves) -> Moved:
         """No more waiting for the helper."""
@@ -361,15 +311,6 @@ class RetrievalLeader(Coordinator):
     def _end(self, state: Any) -> None:
         super()._end(state)
         self._halves = None
-
-    def _report_context(self, client: ClientId, report_id: bytes) -> ReportContext:
-        return ReportContext(
-            params=self.params,
-            header=self.header,
-            purpose=Purpose.RETRIEVE,
-            client=client,
-            report_id=report_id,
-        )
 
 
 RetrievalLeader.STEPS = {
@@ -404,7 +345,19 @@ class AnswersGiven:
     ]
 
 
-class RetrievalHelper(Follower):
+@dataclass(frozen=True, kw_only=True)
+class RetrievalHelperSetup(HelperSetup):
+    """`model` is the helper's own copy; `row_tags` are its from earlier rounds."""
+
+    model: ServedModel
+    row_tags: RowTagCache | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.model.check(self.params)
+
+
+class RetrievalHelper(CollectingHelper[RetrievalHelperSetup]):
     """The helper: checks what the leader carries, and answers to the client alone."""
 
     ROLE = "helper of a retrieval"
@@ -413,81 +366,20 @@ class RetrievalHelper(Follower):
     SETTLED = (AnswersGiven,)
     FROM_SERVER = (Forwarded, AnswersDue)
 
-    def __init__(
-        self,
-        params: TwoServerParams,
-        header: Header,
-        model: ServedModel,
-        *,
-        key: SigningKey,
-        box_key: SealingKey,
-        directory: Mapping[ClientId, bytes],
-        replay_guard: ReplayGuard,
-        row_tags: RowTagCache | None = None,
-        workers: Workers | None = None,
-    ) -> None:
-        owner = self._hold(params, header, model, key, box_key, row_tags, workers)
-        self._begin(owner, HoldingQueries())
-        self._open_inbox(directory, box_key, replay_guard)
+    PURPOSE = Purpose.RETRIEVE
+    HOLDING = (HoldingQueries,)
+    LATE = "sent a query after the answers were due"
 
-    @classmethod
-    def wake(
-        cls,
-        snapshot: bytes,
-        messages: Mapping[bytes, bytes],
-        params: TwoServerParams,
-        header: Header,
-        model: ServedModel,
-        *,
-        key: SigningKey,
-        box_key: SealingKey,
-        directory: Mapping[ClientId, bytes],
-        replay_guard: ReplayGuard,
-        row_tags: RowTagCache | None = None,
-        workers: Workers | None = None,
-    ) -> Self:
-        helper = cls.__new__(cls)
-        owner = helper._hold(params, header, model, key, box_key, row_tags, workers)
-        helper._resume(snapshot, messages, owner)
-        helper._woken = True
-        helper._open_inbox(directory, box_key, replay_guard)
-        return helper
+    def __init__(self, setup: RetrievalHelperSetup) -> None:
+        super().__init__(setup, HoldingQueries())
 
-    def _hold(
-        self,
-        params: TwoServerParams,
-        header: Header,
-        model: ServedModel,
-        key: SigningKey,
-        box_key: SealingKey,
-        row_tags: RowTagCache | None,
-        workers: Workers | None,
-    ) -> Owner:
-        if (key.public, box_key.public) != (params.servers.helper, params.servers.box):
-            raise MisuseError("two servers: the helper's keys are not the ones that are pinned")
-        model.check(params)
-        self.params, self.header, self._key = params, header, key
-        self._model, self._row_tags, self._workers = model, row_tags, workers
-        self._woken = False
-        return self._owned(HELPER, params.round_id, header.digest)
+    def _set_up(self, setup: RetrievalHelperSetup) -> None:
+        super()._set_up(setup)
+        self._answerer = Answerer(setup, HELPER_PARTY)
 
-    def _open_inbox(
-        self,
-        directory: Mapping[ClientId, bytes],
-        box_key: SealingKey,
-        replay_guard: ReplayGuard,
-    ) -> None:
-        holding = self.state if isinstance(self.state, HoldingQueries) else HoldingQueries()
-        self.inbox = ReportInbox(
-            self.params,
-            self.header,
-            Purpose.RETRIEVE,
-            directory=directory,
-            box_key=box_key,
-            replay_guard=replay_guard,
-            held=holding.held,
-            excluded=holding.excluded,
-        )
+    def _resume(self, *given: Any) -> None:
+        super()._resume(*given)
+        self._answerer.given_again = True
 
     def resend(self) -> list[Outbound]:
         """The answers again, byte for byte."""
@@ -495,69 +387,29 @@ class RetrievalHelper(Follower):
             return []
         return [Outbound.again(SERVER, each.data) for each in self.state.answers]
 
-    def _end(self, state: Any) -> None:
-        super()._end(state)
-        self.inbox.forget()
-
-    def _check_message(self, message: Any) -> None:
-        if message.round_id != self.round_id:
-            raise self._fault("sent a message of another round")
-        if isinstance(message, Forwarded) and message.purpose is not Purpose.RETRIEVE:
-            raise self._fault("forwarded keys that are for writing")
-
-    def _on_query(self, state: HoldingQueries, kept: Kept[Forwarded]) -> Moved:
-        self.inbox.take(kept)
-        return state, []
-
-    def _on_late_query(self, state: AnswersGiven, kept: Kept[Forwarded]) -> Moved:
-        raise PeerError(
-            "sent a query after the answers were due",
-            round_id=self.round_id,
-            phase=self.phase,
-            peer=kept.message.sender,
-        )
-
-    def _signed_model(self) -> ServedModel:
-        """Its model. A role that was woken is given one again, and it may be another by then."""
-        if self._woken:
-            check_signed(self.params, self.header, self._model)
-            self._woken = False
-        return self._model
-
     def _on_due(self, state: HoldingQueries, kept: Kept[AnswersDue]) -> Moved:
         held = {
             c: state.held[c]
             for c, digest in kept.message.queries.items()
             if c in state.held and state.held[c].digest == digest
         }
-        queries = [
-            Reported(self.inbox.report_context(c, h.report_id), h.public, h.seeds)
-            for c, h in held.items()
-        ]
-        answerer = Answerer(
-            self.params,
-            self.header,
-            self._signed_model(),
-            HELPER_PARTY,
-            self._row_tags,
-            self._workers,
-        )
+        queries = [self._reported(c, h) for c, h in held.items()]
         boxes = {
             query.context.client: self._sealed(query.context, held[query.context.client], half)
-            for query, half in zip(queries, answerer.answer(queries), strict=True)
+            for query, half in zip(queries, self._answerer.answer(queries), strict=True)
         }
         answers = tuple(
             Kept.of(HelperAnswer(round_id=self.round_id, client=c, box=boxes.get(c, b"")))
             for c in sorted(kept.message.queries)
         )
-        self.inbox.forget()
+        self._forget()
         return AnswersGiven(answers=answers), [Outbound.again(SERVER, a.data) for a in answers]
 
     def _sealed(
         self, context: ReportContext, held: HelperReport, half: dict[TableId, bytes]
     ) -> bytes:
         tables = tuple(map(wire.HashedBytes, half.values()))
-        signature = self._key.sign(context.answer_statement(held.digest, tables))
+        signature = self.setup.key.sign(context.answer_statement(held.digest, tables))
         inside = wire.encode(SealedAnswer(tables=tables, signature=signature))
         return seal_to(self._answer_key(held), inside, context.answer_info(held.digest))
 
@@ -568,7 +420,7 @@ class RetrievalHelper(Follower):
 
 
 RetrievalHelper.STEPS = {
-    (HoldingQueries, Forwarded): RetrievalHelper._on_query,
+    (HoldingQueries, Forwarded): RetrievalHelper._on_report,
     (HoldingQueries, AnswersDue): RetrievalHelper._on_due,
-    (AnswersGiven, Forwarded): RetrievalHelper._on_late_query,
+    (AnswersGiven, Forwarded): RetrievalHelper._on_late_report,
 }

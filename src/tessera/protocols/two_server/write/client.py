@@ -9,20 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera import wire
 from tessera.crypto import dpf, verifiable
-from tessera.crypto.entropy import Entropy, RootedEntropy
+from tessera.crypto.entropy import RootedEntropy
 from tessera.crypto.group import Words
-from tessera.crypto.keys import Identity
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError
-from tessera.ids import SERVER, ClientId, RoundId, TableId
+from tessera.ids import SERVER, TableId
 from tessera.protocols.machine import Left, Outbound
 from tessera.protocols.two_server import reports
 from tessera.protocols.two_server.client import (
@@ -33,9 +32,9 @@ from tessera.protocols.two_server.client import (
     content_digest,
     row_indices,
 )
-from tessera.protocols.two_server.key_period import OwnKeys, OwnKeyStore, own_keys_of
+from tessera.protocols.two_server.key_period import OwnKeys, own_keys_of
 from tessera.protocols.two_server.messages import Purpose, SignedHeader, WriteReport
-from tessera.protocols.two_server.params import Ids, TwoServerParams, TwoServerTable
+from tessera.protocols.two_server.params import Ids, TwoServerTable
 from tessera.protocols.two_server.reports import ReportContext
 from tessera.protocols.two_server.write.sums import split_dense
 from tessera.wire.stored import ByDigest, Kept
@@ -73,36 +72,6 @@ class WriteClient(TwoServerClient):
     PURPOSE = Purpose.WRITE
     FROM_SERVER = (SignedHeader,)
 
-    def __init__(
-        self,
-        params: TwoServerParams,
-        me: ClientId,
-        *,
-        entropy: Entropy,
-        identity: Identity,
-        last_round: RoundId | None = None,
-        own_keys: OwnKeyStore | None = None,
-    ) -> None:
-        """`own_keys` stores its keys, where they last longer than a round."""
-        self._own_keys = own_keys
-        super().__init__(params, me, entropy=entropy, identity=identity, last_round=last_round)
-
-    @classmethod
-    def wake(
-        cls,
-        snapshot: bytes,
-        messages: Mapping[bytes, bytes],
-        params: TwoServerParams,
-        me: ClientId,
-        *,
-        entropy: Entropy,
-        identity: Identity,
-        own_keys: OwnKeyStore | None = None,
-    ) -> Self:
-        client = super().wake(snapshot, messages, params, me, entropy=entropy, identity=identity)
-        client._own_keys = own_keys
-        return client
-
     def submit(
         self, update: Update | None, rows: Mapping[TableId, Ids] | None = None
     ) -> list[Outbound]:
@@ -115,8 +84,8 @@ class WriteClient(TwoServerClient):
         header = self.signed_header.message.header
         given = self._zeros() if update is None else update
         self._check(given)
-        made = own_keys_of(self.params, header, self._own_keys)
-        stored = None if self._own_keys is None else self._own_keys.latest()
+        made = own_keys_of(self.params, header, self.setup.own_keys)
+        stored = None if self.setup.own_keys is None else self.setup.own_keys.latest()
         if stored is not None and stored.mark == (int(header.period), header.epoch):
             return self._send(Kept.of(wire.decode(stored.sent, expect=[WriteReport])))
         named = {t: part.ids for t, part in given.tables.items()} if rows is None else dict(rows)
@@ -131,9 +100,9 @@ class WriteClient(TwoServerClient):
             )
         sent = Kept.of(self._report(context, made, given))
         if self.params.key_rounds > 1:
-            if self._own_keys is None:
+            if self.setup.own_keys is None:
                 raise MisuseError("two servers: keys that last longer than a round need a store")
-            self._own_keys.keep(replace(made, epoch=header.epoch, sent=sent.data))
+            self.setup.own_keys.keep(replace(made, epoch=header.epoch, sent=sent.data))
         return self._send(sent)
 
     def _content(self, given: Update, rows: Mapping[TableId, Ids]) -> bytes:
@@ -166,7 +135,7 @@ class WriteClient(TwoServerClient):
             seeds=[helper for _, helper in seeds],
             dense_seed=dense_seed,
             answer_key=None,
-            key=self._identity.key,
+            key=self.setup.identity.key,
         )
         return WriteReport(
             round_id=self.params.round_id,

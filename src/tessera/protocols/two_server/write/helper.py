@@ -24,20 +24,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final
 
 from tessera import wire
 from tessera.crypto.entropy import Entropy
-from tessera.crypto.keys import SealingKey, SigningKey, verify
+from tessera.crypto.keys import verify
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
-from tessera.errors import MisuseError, PeerError
 from tessera.ids import HELPER, SERVER, ClientId
-from tessera.protocols.machine import Follower, Left, Moved, Outbound, Steps
+from tessera.protocols.machine import Left, Moved, Outbound, Steps
 from tessera.protocols.two_server.collector import (
+    CollectingHelper,
     HelperReport,
-    ReplayGuard,
-    ReportInbox,
+    HelperSetup,
     ReportsByClient,
 )
 from tessera.protocols.two_server.key_period import (
@@ -54,7 +53,6 @@ from tessera.protocols.two_server.messages import (
     Closing,
     Exclusions,
     Forwarded,
-    Header,
     IncludedList,
     Listed,
     OpenedSum,
@@ -62,14 +60,8 @@ from tessera.protocols.two_server.messages import (
     Reasons,
     SumShare,
 )
-from tessera.protocols.two_server.params import TwoServerParams
 from tessera.protocols.two_server.reports import (
     HELPER_PARTY,
-    Reported,
-    SingleWorker,
-    Workers,
-    layouts_of,
-    reported,
 )
 from tessera.protocols.two_server.write import sums
 from tessera.protocols.two_server.write.sums import (
@@ -79,7 +71,7 @@ from tessera.protocols.two_server.write.sums import (
     coin_of,
     row_shares,
 )
-from tessera.wire.stored import ByDigest, Kept, Owner
+from tessera.wire.stored import ByDigest, Kept
 
 CHECK_FAILED: Final = "wrote more than one leaf in a bin, or invalid keys"
 """Of a client whose tags do not add up to the same at both servers."""
@@ -137,7 +129,14 @@ class SumReceived:
     opened: Annotated[Kept[OpenedSum], ByDigest(OpenedSum)]
 
 
-class WriteHelper(Follower):
+@dataclass(frozen=True, kw_only=True)
+class WriteHelperSetup(HelperSetup):
+    """`key_store` has its keys of earlier rounds, where they last longer than one."""
+
+    key_store: KeyStore | None = None
+
+
+class WriteHelper(CollectingHelper[WriteHelperSetup]):
     """The helper in one round of writing. It receives messages of the leader only."""
 
     ROLE = "helper of a write"
@@ -153,92 +152,26 @@ class WriteHelper(Follower):
     SETTLED = (SumReceived,)
     FROM_SERVER = (Forwarded, Closing, CheckSums, IncludedList, OpenedSum)
 
-    def __init__(
-        self,
-        params: TwoServerParams,
-        header: Header,
-        *,
-        key: SigningKey,
-        box_key: SealingKey,
-        directory: Mapping[ClientId, bytes],
-        replay_guard: ReplayGuard,
-        entropy: Entropy,
-        workers: Workers | None = None,
-        key_store: KeyStore | None = None,
-    ) -> None:
-        """`key_store` has its keys of earlier rounds, where they last longer than one."""
+    PURPOSE = Purpose.WRITE
+    HOLDING = (HoldingReports, CoinTossed, ListFixed)
+    LATE = "reported after collection had closed"
+
+    def __init__(self, setup: WriteHelperSetup, *, entropy: Entropy) -> None:
+        params = setup.params
         seed = entropy.secret(Label.CHECK_SEED, params.federation, params.round_id)
-        owner = self._hold(params, header, key, box_key, workers, key_store)
         noise = entropy.secret(Label.SUM_NOISE) if params.noise else None
-        self._begin(owner, HoldingReports(coin_seed=seed, noise=noise))
-        self._open_inbox(directory, box_key, replay_guard)
+        super().__init__(setup, HoldingReports(coin_seed=seed, noise=noise))
 
-    @classmethod
-    def wake(
-        cls,
-        snapshot: bytes,
-        messages: Mapping[bytes, bytes],
-        params: TwoServerParams,
-        header: Header,
-        *,
-        key: SigningKey,
-        box_key: SealingKey,
-        directory: Mapping[ClientId, bytes],
-        replay_guard: ReplayGuard,
-        workers: Workers | None = None,
-        key_store: KeyStore | None = None,
-    ) -> Self:
-        helper = cls.__new__(cls)
-        owner = helper._hold(params, header, key, box_key, workers, key_store)
-        helper._resume(snapshot, messages, owner)
-        helper._open_inbox(directory, box_key, replay_guard)
-        return helper
-
-    def _hold(
-        self,
-        params: TwoServerParams,
-        header: Header,
-        key: SigningKey,
-        box_key: SealingKey,
-        workers: Workers | None,
-        key_store: KeyStore | None,
-    ) -> Owner:
-        if (key.public, box_key.public) != (params.servers.helper, params.servers.box):
-            raise MisuseError("two servers: the helper's keys are not the ones that are pinned")
-        self.params, self.header, self._key = params, header, key
-        self._workers: Workers = workers or SingleWorker()
-        self._key_store = key_store
-        self._checks = params.verified and not header.epoch
+    def _set_up(self, setup: WriteHelperSetup) -> None:
+        super()._set_up(setup)
+        self._checks = setup.params.verified and not setup.header.epoch
         # What follows from the state, worked out once.
         self._rows: RowShares | None = None
         self._total: TwoServerSum | None = None
-        return self._owned(HELPER, params.round_id, header.digest)
 
     @cached_property
     def _keys(self) -> KeyPeriod | None:
-        """Those of an earlier round that reports have hints for, if they have."""
-        return keys_of(self.params, self.header, self._key_store)
-
-    def _open_inbox(
-        self,
-        directory: Mapping[ClientId, bytes],
-        box_key: SealingKey,
-        replay_guard: ReplayGuard,
-    ) -> None:
-        self._replay_guard = replay_guard
-        state = self.state
-        holding = isinstance(state, HoldingReports | CoinTossed | ListFixed)
-        self.inbox = ReportInbox(
-            self.params,
-            self.header,
-            Purpose.WRITE,
-            directory=directory,
-            box_key=box_key,
-            replay_guard=replay_guard,
-            held=state.held if holding else None,
-            excluded=state.excluded if holding else None,
-            keys=self._keys,
-        )
+        return keys_of(self.params, self.header, self.setup.key_store)
 
     @property
     def total(self) -> TwoServerSum | None:
@@ -275,27 +208,8 @@ class WriteHelper(Follower):
     def _end(self, state: Any) -> None:
         super()._end(state)
         self._rows = self._total = None
-        self.inbox.forget()
-
-    def _check_message(self, message: Any) -> None:
-        if message.round_id != self.round_id:
-            raise self._fault("sent a message of another round")
-        if isinstance(message, Forwarded) and message.purpose is not Purpose.WRITE:
-            raise self._fault("forwarded keys that are for reading")
 
     # Each of these checks everything before it changes anything.
-
-    def _on_report(self, phase: HoldingReports, kept: Kept[Forwarded]) -> Moved:
-        self.inbox.take(kept)
-        return phase, []
-
-    def _on_late_report(self, phase: Any, kept: Kept[Forwarded]) -> Moved:
-        raise PeerError(
-            "reported after collection had closed",
-            round_id=self.round_id,
-            phase=self.phase,
-            peer=kept.message.sender,
-        )
 
     def _on_closing(self, phase: HoldingReports, kept: Kept[Closing]) -> Moved:
         self._check_closing(phase, kept.message)
@@ -342,7 +256,7 @@ class WriteHelper(Follower):
             self.header,
             [self._reported(c, h) for c, h in sorted(held.items())],
             party=HELPER_PARTY,
-            workers=self._workers,
+            workers=self.setup.workers,
             coin=coin,
         )
 
@@ -351,15 +265,10 @@ class WriteHelper(Follower):
         if any(message.reports.get(c) != report.digest for c, report in phase.held.items()):
             raise self._fault("left out a report that it had forwarded")
 
-    def _reported(self, client: ClientId, held: HelperReport) -> Reported:
-        context = self.inbox.report_context(client, held.report_id)
-        forests = layouts_of(self.params, self.header).forests(Purpose.WRITE)
-        return reported(context, held.public, held.seeds, forests, self._keys)
-
     def _on_list(self, phase: ListFixed, kept: Kept[IncludedList]) -> Moved:
         message = kept.message
         self._check_list(phase, message)
-        if not self._replay_guard.release(self.round_id, sums.list_digest(message.reports)):
+        if not self.setup.replay_guard.release(self.round_id, sums.list_digest(message.reports)):
             raise self._fault("requested a second sum in one round")
         self._keep_keys(phase.held)
         listed = {c: phase.held[c] for c in sorted(message.reports)}
@@ -369,12 +278,12 @@ class WriteHelper(Follower):
         share = sums.with_noise(self.params, share, phase.noise, HELPER)
         unsigned = sums.packed(self.params, share, bytes(64))
         statement = sums.sum_statement(self.header, message.reports, unsigned)
-        signed = replace(unsigned, signature=self._key.sign(statement))
+        signed = replace(unsigned, signature=self.setup.key.sign(statement))
         following = ShareReleased(
             reports=message.reports, excluded=phase.excluded, share=Kept.of(signed)
         )
         self._rows = None
-        self.inbox.forget()
+        self._forget()
         return following, self._to_leader(following)
 
     def _check_list(self, phase: ListFixed, message: IncludedList) -> None:
@@ -398,7 +307,7 @@ class WriteHelper(Follower):
             keep_keys(
                 self.params,
                 self.header,
-                self._key_store,
+                self.setup.key_store,
                 {c: (h.report_id, h.public, h.seeds) for c, h in held.items()},
             )
 

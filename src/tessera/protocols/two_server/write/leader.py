@@ -11,17 +11,18 @@ for byte, when its carrier calls `resend`, or when the helper repeats the messag
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
 from tessera import wire
 from tessera.crypto.keys import SigningKey, verify
 from tessera.crypto.secret import Secret
-from tessera.ids import HELPER, SERVER, ClientId, Party
-from tessera.protocols.machine import Aborted, Coordinator, Moved, Outbound
+from tessera.ids import HELPER, SERVER, ClientId
+from tessera.protocols.machine import Aborted, Moved, Outbound
 from tessera.protocols.secagg.phases import Members
+from tessera.protocols.two_server.collector import CollectingLeader, LeaderSetup
 from tessera.protocols.two_server.key_period import (
     KeyPeriod,
     KeyStore,
@@ -35,8 +36,6 @@ from tessera.protocols.two_server.messages import (
     Closing,
     Digest,
     Exclusions,
-    Forwarded,
-    Header,
     IncludedList,
     Listed,
     OpenedSum,
@@ -45,22 +44,14 @@ from tessera.protocols.two_server.messages import (
     SumShare,
     WriteReport,
 )
-from tessera.protocols.two_server.params import MAX_COHORT, TwoServerParams
+from tessera.protocols.two_server.params import MAX_COHORT
 from tessera.protocols.two_server.reports import (
     LEADER_PARTY,
-    NO_KEYS,
-    ReportContext,
-    Reported,
-    SingleWorker,
-    Workers,
-    check_keys,
     check_words,
-    layouts_of,
-    reported,
 )
 from tessera.protocols.two_server.write import sums
 from tessera.protocols.two_server.write.sums import NoiseSecret, RowShares, TwoServerSum, row_shares
-from tessera.wire.stored import ByDigest, Kept, Owner
+from tessera.wire.stored import ByDigest, Kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +116,15 @@ class SumOpened:
     opened: Annotated[Kept[OpenedSum], ByDigest(OpenedSum)]
 
 
-class WriteLeader(Coordinator):
+@dataclass(frozen=True, kw_only=True)
+class WriteLeaderSetup(LeaderSetup):
+    """`key_store` has its keys of earlier rounds, where they last longer than one."""
+
+    key: SigningKey
+    key_store: KeyStore | None = None
+
+
+class WriteLeader(CollectingLeader[WriteLeaderSetup]):
     """The leader in one round of writing."""
 
     ROLE = "leader of a write"
@@ -148,77 +147,25 @@ class WriteLeader(Coordinator):
     FROM_CLIENT = (WriteReport,)
     FROM_HELPER = (CheckCoin, Exclusions, SumShare)
 
-    def __init__(
-        self,
-        params: TwoServerParams,
-        header: Header,
-        invited: Iterable[ClientId],
-        *,
-        key: SigningKey,
-        workers: Workers | None = None,
-        key_store: KeyStore | None = None,
-        noise: Secret | None = None,
-    ) -> None:
-        """`key_store` has its keys of earlier rounds, where they last longer than one.
+    PURPOSE = Purpose.WRITE
+    NOUN = "report"
 
-        Its noise follows from the secret `noise`, where the round has any.
-        """
-        owner = self._hold(params, header, invited, key, workers, key_store)
-        self._begin(owner, CollectingReports(noise=noise))
+    def __init__(self, setup: WriteLeaderSetup, *, noise: Secret | None = None) -> None:
+        """Its noise follows from the secret `noise`, where the round has any."""
+        super().__init__(setup, CollectingReports(noise=noise))
 
-    @classmethod
-    def wake(
-        cls,
-        snapshot: bytes,
-        messages: Mapping[bytes, bytes],
-        params: TwoServerParams,
-        header: Header,
-        invited: Iterable[ClientId],
-        *,
-        key: SigningKey,
-        workers: Workers | None = None,
-        key_store: KeyStore | None = None,
-    ) -> Self:
-        leader = cls.__new__(cls)
-        owner = leader._hold(params, header, invited, key, workers, key_store)
-        leader._resume(snapshot, messages, owner)
-        return leader
-
-    def _hold(
-        self,
-        params: TwoServerParams,
-        header: Header,
-        invited: Iterable[ClientId],
-        key: SigningKey,
-        workers: Workers | None,
-        key_store: KeyStore | None,
-    ) -> Owner:
-        self.params, self.header, self._key = params, header, key
-        self.invited = frozenset(invited)
-        self._workers: Workers = workers or SingleWorker()
-        self._key_store = key_store
-        self._checks = params.verified and not header.epoch
+    def _set_up(self, setup: WriteLeaderSetup) -> None:
+        super()._set_up(setup)
+        self._checks = setup.params.verified and not setup.header.epoch
         # What follows from the state, worked out once.
         self._rows: RowShares | None = None
         self._total: TwoServerSum | None = None
-        return self._owned(SERVER, params.round_id, header.digest)
 
     @cached_property
     def _keys(self) -> KeyPeriod | None:
-        """Those of an earlier round that reports have hints for, if they have."""
-        return keys_of(self.params, self.header, self._key_store)
+        return keys_of(self.params, self.header, self.setup.key_store)
 
     # -- where the round stands
-
-    @property
-    def expected(self) -> frozenset[Party]:
-        """The clients whose reports have not come, or the helper."""
-        match self.state:
-            case CollectingReports(held=held):
-                return frozenset(self.invited - held.keys())
-            case AwaitingCoin() | AwaitingExclusions() | AwaitingShare():
-                return frozenset({HELPER})
-        return frozenset()
 
     @property
     def total(self) -> TwoServerSum | None:
@@ -238,40 +185,16 @@ class WriteLeader(Coordinator):
 
     # -- messages
 
-    def _check_due(self, sender: Party, message: Any) -> None:
-        if isinstance(message, WriteReport) and sender in self.state.held:
-            raise self._refuse(sender, "sent a report that is not due")
-
     def _on_report(self, phase: CollectingReports, kept: Kept[WriteReport]) -> Moved:
-        report = kept.message
-        phase.held[report.sender] = LeaderReport(report=kept, digest=self._checked(report))
-        kept.forget_decoded()
-        forwarded = Forwarded(
-            purpose=Purpose.WRITE,
-            round_id=self.round_id,
-            sender=report.sender,
-            report_id=report.report_id,
-            public=report.public,
-            box=report.box,
-        )
-        return phase, [Outbound.of(HELPER, forwarded)]
-
-    def _checked(self, report: WriteReport) -> bytes:
-        """The report's digest, if it can be evaluated."""
-        sender, group = report.sender, self.params.group
-        forests = layouts_of(self.params, self.header).forests(Purpose.WRITE)
-        own = None if self._keys is None else self._keys.clients.get(sender)
-        if self._keys is not None and own is None:
-            raise self._refuse(sender, NO_KEYS)
-        check_keys(forests, report.public, self._refuse, sender, corrected=self._checks, keys=own)
-        if len(report.seeds) != (len(forests) if own is None else 0):
-            raise self._refuse(sender, f"sent {len(report.seeds)} seeds")
+        report, group = kept.message, self.params.group
+        self._check_report(report, corrected=self._checks)
         try:
             check_words(group, report.dense, self.params.dense_words)
         except ValueError as error:
-            raise self._refuse(sender, f"sent an invalid plain share: {error}") from error
-        context = self._report_context(sender, report.report_id)
-        return context.report_digest(report.public, report.box)
+            raise self._refuse(report.sender, f"sent an invalid plain share: {error}") from error
+        phase.held[report.sender] = LeaderReport(report=kept, digest=self._digest(report))
+        kept.forget_decoded()
+        return phase, [self._forwarded(report)]
 
     def _close_collection(self, phase: CollectingReports) -> Moved:
         self._check_list(phase.held)
@@ -296,7 +219,7 @@ class WriteLeader(Coordinator):
         reports = _listed(phase.held)
         if not isinstance(phase, AwaitingShare):
             return [Outbound.of(HELPER, Closing(round_id=self.round_id, reports=reports))]
-        signature = self._key.sign(sums.list_statement(self.header, reports))  # deterministic
+        signature = self.setup.key.sign(sums.list_statement(self.header, reports))  # deterministic
         included = IncludedList(round_id=self.round_id, reports=reports, signature=signature)
         return [Outbound.of(HELPER, included)]
 
@@ -319,7 +242,7 @@ class WriteLeader(Coordinator):
             keep_keys(
                 self.params,
                 self.header,
-                self._key_store,
+                self.setup.key_store,
                 {c: (r.report_id, r.public, r.seeds) for c, r in found.items()},
             )
         if self._rows is not None and reasons:
@@ -344,7 +267,7 @@ class WriteLeader(Coordinator):
         total = sums.added(self.params, ours, message, phase.held)
         unsigned = sums.opened_sum(self.params, total, bytes(64))
         statement = sums.sum_statement(self.header, reports, unsigned)
-        opened = Kept.of(replace(unsigned, signature=self._key.sign(statement)))
+        opened = Kept.of(replace(unsigned, signature=self.setup.key.sign(statement)))
         survivors = frozenset(phase.held)
         following = SumOpened(survivors=survivors, excluded=phase.excluded, opened=opened)
         self._rows, self._total = None, total
@@ -359,14 +282,9 @@ class WriteLeader(Coordinator):
             self.header,
             [self._reported(c, each.report.message) for c, each in sorted(held.items())],
             party=LEADER_PARTY,
-            workers=self._workers,
+            workers=self.setup.workers,
             coin=coin,
         )
-
-    def _reported(self, client: ClientId, report: WriteReport) -> Reported:
-        context = self._report_context(client, report.report_id)
-        forests = layouts_of(self.params, self.header).forests(Purpose.WRITE)
-        return reported(context, report.public, report.seeds, forests, self._keys)
 
     def _check_list(self, held: Mapping[ClientId, LeaderReport], excluded: int = 0) -> None:
         """Enough reports, and not too many that the helper excluded; rounds of a key period open
@@ -377,15 +295,6 @@ class WriteLeader(Coordinator):
     def _end(self, state: Any) -> None:
         super()._end(state)
         self._rows = self._total = None
-
-    def _report_context(self, client: ClientId, report_id: bytes) -> ReportContext:
-        return ReportContext(
-            params=self.params,
-            header=self.header,
-            purpose=Purpose.WRITE,
-            client=client,
-            report_id=report_id,
-        )
 
 
 def _listed(held: dict[ClientId, LeaderReport]) -> Listed:
