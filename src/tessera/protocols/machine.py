@@ -191,7 +191,7 @@ Moved = tuple[Any, list[Outbound]]
 """What a transition returns: the next state, and what to send."""
 
 
-class Setup(Protocol):
+class RoleSetup(Protocol):
     """What a role is given when it is made, and again when it is woken: it is not stored.
 
     Each kind of role has a frozen record of its own, which checks what it is given.
@@ -234,7 +234,7 @@ class UnderParams:
         return self.params.context
 
 
-S = TypeVar("S", bound=Setup)
+S = TypeVar("S", bound=RoleSetup)
 
 
 class StateMachine(Generic[S]):
