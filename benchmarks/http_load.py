@@ -203,7 +203,7 @@ def role_alone(folder: Path) -> None:
     kernel.active()
     bundle = Bundle.read(folder / "bundle.npz")
     keyring = Keyring.read(folder / "keys" / "leader", SERVER, bundle.digest)
-    party = leader_party(bundle, keyring, ScriptedEntropy(SCRIPT.encode()))
+    party = leader_party(keyring, ScriptedEntropy(SCRIPT.encode()))
     course = Course(bundle.plan, keyring.directory.clients, bundle.first_model(), party)
     path = folder / "state" / "leader" / NAME
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:

@@ -31,9 +31,8 @@ from tessera.learning.tables import own_rows
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg import server
 from tessera.protocols.secagg.phases import StageSum
-from tessera.rounds.roles import ClientParty, StoredRole
+from tessera.rounds.roles import ClientParty, StoredRole, roles_of
 from tessera.rounds.root import lasting_secret
-from tessera.rounds.schemes import of as scheme_of
 from tessera.simulation.faults import Fault
 from tessera.simulation.federation import Federation
 from tessera.simulation.simulator import Outcome, Simulator
@@ -357,7 +356,7 @@ def restarting(restarts: Restarts) -> Iterator[None]:
         )
 
         def wake(stored: StoredRole) -> Any:
-            return scheme_of(part.plan).roles.client(part.plan, drawn.round_id, name, party, stored)
+            return roles_of(part.plan).client(part.plan, drawn.round_id, name, party, stored)
 
         return _Restarted(role, steps, wake)
 

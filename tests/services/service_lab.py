@@ -28,10 +28,11 @@ from tessera.rounds.local_state import LocalState
 from tessera.rounds.roles import ServerParty
 from tessera.rounds.server_model import ServerModel
 from tessera.services.client import ClientService, TrainingResult
+from tessera.services.dialing_party import DialingParty
 from tessera.services.helper import HelperService
 from tessera.services.journal import Journal, Moment
 from tessera.services.leader import LeaderService, MessageRequest
-from tessera.services.link import name_of
+from tessera.services.link import LinkStanding, Numbered, name_of
 from tessera.simulation.two_server import TwoServerSetup
 
 SEED = b"services"
@@ -43,6 +44,17 @@ class Killed(BaseException):
     def __init__(self, party: Party) -> None:
         super().__init__(f"{party} is killed")
         self.party = party
+
+
+def standing_of(leader: LeaderService, peer: Party) -> LinkStanding | None:
+    """How the link with this peer stands; None if it is not in the round."""
+    link = leader.links[peer]
+    return link.standing if leader.drawn and link.round_id == leader.round_id else None
+
+
+def outgoing(member: DialingParty) -> Numbered | None:
+    """Its first message that the leader has not acknowledged."""
+    return next(iter(member.link.on_its_way), None)
 
 
 class Lab:
@@ -73,7 +85,10 @@ class Lab:
     def start(self, party: Party) -> None:
         """A process of this party, over its folder."""
         journal = Journal.open(
-            self.folder / name_of(party), owner=name_of(party), plan=self.plan.digest
+            self.folder / name_of(party),
+            owner=name_of(party),
+            plan=self.plan.digest,
+            erase=party != SERVER or self.plan.dp is not None,
         )
         # A killed process loses nothing that it handed to the system; only power loss would.
         journal.database.execute("PRAGMA synchronous = OFF")
@@ -184,7 +199,7 @@ class Lab:
     def _exchange(self, party: Party) -> bool:
         """All that one party and the leader have for each other now."""
         leader, member, moved = self.leader, self.parties[party], False
-        standing = leader.standing(party)
+        standing = standing_of(leader, party)
         if standing is None:
             return False
         round_id = standing.round_id
@@ -193,14 +208,14 @@ class Lab:
             moved = True
         member.meets(standing)
         while True:
-            if (message := member.outgoing()) is not None:
+            if (message := outgoing(member)) is not None:
                 self.tap.saw(round_id, name_of(party), SERVER, message)
                 (answer,) = leader.handle([MessageRequest(party, round_id, message)])
                 assert answer.taken, answer
                 member.acknowledged(message.number)
-            elif (message := leader.next_for(party, member.link.received)) is not None:
-                self.tap.saw(round_id, SERVER, name_of(party), message)
-                member.take(message)
+            elif messages := leader.links[party].view.after(member.link.received):
+                self.tap.saw(round_id, SERVER, name_of(party), messages[0])
+                member.take(messages[:1])
             elif party != HELPER and member.pending is not None:
                 member.train()
             else:

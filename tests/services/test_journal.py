@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rounds.population import plan
-from services.service_lab import Lab
+from services.service_lab import Lab, outgoing, standing_of
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import SERVER, ClientId, RoundId, TableId
@@ -173,12 +173,11 @@ def test_messages_are_repeated_until_they_are_acknowledged(tmp_path: Path) -> No
             link.put(b"three", held=True)
     with journal(tmp_path) as here:
         link = the_link(here, "client 1", "server")
-        assert [link.after(0), link.after(1)] == [Numbered(1, b"one"), Numbered(2, b"two")]
-        assert link.after(2) is None, "held back"
+        assert link.on_its_way == (Numbered(1, b"one"), Numbered(2, b"two"))
         with here.step():
             link.acknowledge(1)
             link.release()
-        assert link.after(2) == Numbered(3, b"three")
+        assert link.on_its_way == (Numbered(2, b"two"), Numbered(3, b"three"))
         with pytest.raises(OldCopy), here.step():
             link.acknowledge(9)
 
@@ -203,8 +202,8 @@ def test_a_full_disk_is_no_step(tmp_path: Path) -> None:
     lab = Lab(plan("submodel", cohort=3), tmp_path / "lab")
     leader, client = lab.leader, lab.parties[ClientId(0)]
     leader.open_round()
-    client.begin(leader.standing(ClientId(0)))
-    message = client.outgoing()
+    client.begin(standing_of(leader, ClientId(0)))
+    message = outgoing(client)
     assert message is not None
     request = MessageRequest(ClientId(0), RoundId(0), message)
     database = leader.journal.database
@@ -212,10 +211,10 @@ def test_a_full_disk_is_no_step(tmp_path: Path) -> None:
     database.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(JournalFailed, match="full"), leader.journal.step():
         leader.journal.set_fact("somebody", "large", bytes(1_000_000))
-    before = leader.standing(ClientId(0))
+    before = standing_of(leader, ClientId(0))
     database.execute(f"PRAGMA max_page_count = {1 << 30}")
     leader.load()
-    assert leader.standing(ClientId(0)) == before
+    assert standing_of(leader, ClientId(0)) == before
     (answer,) = leader.handle([request])
     assert answer.taken and not answer.refused, "once there is room it goes on"
 
@@ -383,8 +382,8 @@ def test_the_leader_answers_a_repeated_number_and_refuses_other_bytes(tmp_path: 
     lab = Lab(plan("submodel", cohort=3), tmp_path / "lab")
     client = lab.parties[ClientId(0)]
     lab.leader.open_round()
-    client.begin(lab.leader.standing(ClientId(0)))
-    message = client.outgoing()
+    client.begin(standing_of(lab.leader, ClientId(0)))
+    message = outgoing(client)
     request = MessageRequest(ClientId(0), RoundId(0), message)
     first, second = lab.leader.handle([request, request])
     assert first == second and first.taken
@@ -430,7 +429,7 @@ def test_a_log_that_was_cut_gives_a_whole_step_or_an_old_copy(tmp_path: Path, le
     except ConfigError:
         return  # not even the schema is there, and it says so
     found = lab.parties[client]
-    standing = lab.leader.standing(client)
+    standing = standing_of(lab.leader, client)
     assert standing is not None
     if found.round_id is not None and found.link.sent >= standing.received:
         assert found.link.sent <= before.sent

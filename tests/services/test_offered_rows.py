@@ -25,6 +25,7 @@ from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId
 from tessera.plan import Plan
 from tessera.privacy.index.period import AnotherGroup, MemoryPeriods
+from tessera.rounds.noise import noise_of
 from tessera.services.bundle import pack_synthetic, pack_task
 from tessera.services.deployment import Account, open_clients, open_leader, synthetic_maker
 from tessera.services.journal import Moment
@@ -35,7 +36,6 @@ from tessera.services.offered_rows import (
     OfferedRows,
     OneGroup,
     default_home,
-    takes_exact_sums,
 )
 from tessera.services.task_clients import task_maker
 
@@ -390,9 +390,9 @@ def test_sums_with_noise_alone_are_no_matter_of_the_store(tmp_path: Path) -> Non
         '[dp]\nunit = "user"\nepsilon = 1.0\ndelta = 1e-5\ntrust = "shares"\nnoise = 2.0\n'
     )
     noisy = Plan.parse(text)
-    assert not takes_exact_sums(noisy)
+    assert not noise_of(noisy).opens_exactly
     exact = Plan.parse(text.partition("[dp]")[0])
-    assert takes_exact_sums(exact)
+    assert noise_of(exact).opens_exactly
     store, keys = OfferedRows(tmp_path), {ClientId(0): b"0"}
     store.record(store.offer(named(), rows(1)), group("a"), accepted=False)
     guarded = {

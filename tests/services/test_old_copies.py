@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("h11")
 
 from rounds.population import plan
-from services.service_lab import Lab
+from services.service_lab import Lab, outgoing, standing_of
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.plan import DPPlan, NoiseFrom, TwoServerPlan
 from tessera.services.journal import state_of
@@ -30,7 +30,7 @@ def test_a_restored_client_leaves_the_round_and_the_others_go_on(tmp_path: Path)
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "backup", folder)
     lab.start(client)
-    standing = lab.leader.standing(client)
+    standing = standing_of(lab.leader, client)
     assert standing is not None and standing.received > 0
     with pytest.raises(OldCopy, match="old copy"):
         lab.parties[client].begin(standing)
@@ -70,15 +70,15 @@ def says_nothing_any_more(lab: Lab, party: Party) -> None:
     """In the next round, started again or not."""
     lab.leader.stop("to the next one")
     lab.leader.open_round()
-    standing = lab.leader.standing(party)
+    standing = standing_of(lab.leader, party)
     assert standing is not None
     with pytest.raises(OldCopy, match="old copy"):
         lab.parties[party].begin(standing)
-    assert lab.parties[party].outgoing() is None and lab.parties[party].is_over
+    assert outgoing(lab.parties[party]) is None and lab.parties[party].is_over
     lab.kill(party)
     assert "old copy" in state_of(lab.folder / name_of(party))["trouble"]
     lab.start(party)
-    assert lab.parties[party].outgoing() is None and lab.parties[party].is_over
+    assert outgoing(lab.parties[party]) is None and lab.parties[party].is_over
 
 
 def test_a_helper_keeps_no_report_beyond_its_round(tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def test_what_was_never_sent_has_not_counted_whatever_the_leader_says(tmp_path: 
         each.data for each in lab.leader.links[ClientId(0)].on_its_way if kind(each) is Download
     )
     for data, said in ((download, "trained"), (wire.encode(DONE), "over")):
-        client.take(Numbered(client.link.received + 1, data))
+        client.take([Numbered(client.link.received + 1, data)])
         if said == "trained":
             client.train()
             assert isinstance(client.role.state, TrainedModel) and client.local.unsettled == 0

@@ -58,6 +58,13 @@ class CohortRule:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
+    @property
+    def only_simulated(self) -> str:
+        """Why services do not have such cohorts; "" if they do."""
+        if self.plan.privacy.pseudonyms:
+            return "pseudonyms need a relay, which is not built"
+        return ""
+
     # --- a server's side ------------------------------------------------------------------------
 
     def check(self, population: int) -> None:
@@ -120,6 +127,11 @@ class CohortRule:
         return f"{lasts} rounds" if short(round_id) else ""
 
     # --- a client's side ------------------------------------------------------------------------
+
+    @property
+    def summed_by(self) -> Plan:
+        """The plan among those who are summed with a client."""
+        return self.plan
 
     def least_rounds(self, population: int) -> int:
         """Rounds that every client has in a period: all of them, if cohorts are not drawn."""
@@ -208,7 +220,11 @@ class FixedGroups(CohortRule):
 
     def split(self, named: Named, groups: Sequence[FixedGroup], unmasked: Unmasked | None) -> Split:
         met = set(named)
-        return [(self.plan.group_plan, group) for group in groups if met & set(group)]
+        return [(self.summed_by, group) for group in groups if met & set(group)]
+
+    @property
+    def summed_by(self) -> Plan:
+        return self.plan.group_plan
 
     def most_dropouts(self, cohort: int) -> int | None:
         """A group tolerates none, and all that are drawn drop out: its round is discarded."""
@@ -243,6 +259,13 @@ class SecretCohorts(CohortRule):
     """Secret Poisson sampling: a coin of the leader's for every client and round."""
 
     hidden = True
+
+    @property
+    def only_simulated(self) -> str:
+        return (
+            f"[dp] participation = {self.share:g}: a client that is not drawn would have to be "
+            "charged, too, and a deployment does not tell it of the round"
+        )
 
     @property
     def share(self) -> float:

@@ -292,6 +292,11 @@ class Noise:
     # --- what is said of it -----------------------------------------------------------------------
 
     @property
+    def only_simulated(self) -> str:
+        """Why services do not carry it; "" if they do."""
+        return ""
+
+    @property
     def opens_exactly(self) -> bool:
         """Whether a round releases anything of its clients without noise."""
         return True
@@ -642,6 +647,15 @@ class AddedNoise(Noise):
     # --- said -------------------------------------------------------------------------------------
 
     @property
+    def only_simulated(self) -> str:
+        if not self.selects_rows:
+            return ""
+        return (
+            '[dp] rows = "selected" needs a sum before the first round, which is not part of a '
+            "deployment yet"
+        )
+
+    @property
     def exact(self) -> tuple[str, ...]:
         return self.setting.sight.exact
 
@@ -828,6 +842,12 @@ class PaperNoise(AddedNoise):
     @property
     def multiplier(self) -> float:
         return self.paper.sigma(1)
+
+    @property
+    def only_simulated(self) -> str:
+        if not self.central:
+            return super().only_simulated
+        return "CentralSubDP has clients send Z beside their gradients, which services do not carry"
 
     @property
     def claim(self) -> str:

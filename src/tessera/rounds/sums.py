@@ -16,7 +16,7 @@ from tessera.crypto.group import Words
 from tessera.crypto.keys import Identity
 from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError
-from tessera.ids import ClientId, RoundId, TableId
+from tessera.ids import HELPER, ClientId, Party, RoundId, TableId
 from tessera.learning.tables.arrays import Ids
 from tessera.plan import UNION, Plan
 from tessera.protocols.machine import Outbound, to_all
@@ -77,6 +77,8 @@ class Sum:
     masks: bool = False
     """Whether clients mask their inputs with each other."""
     two_servers: bool = False
+    helpers: tuple[Party, ...] = ()
+    """Servers beside the one that clients talk to."""
     in_memory: bool = False
 
     @property
@@ -207,3 +209,4 @@ class SharedSum(Sum):
 
     federated = True
     two_servers = True
+    helpers = (HELPER,)

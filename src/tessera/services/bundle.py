@@ -27,9 +27,10 @@ from tessera.learning.tables.arrays import Floats, read_npz
 from tessera.learning.tables.initial import ZEROS, Distribution, Given, Normal, Uniform, Zeros
 from tessera.learning.tables.spec import DerivedMap, TableSpec
 from tessera.learning.tables.table import DenseTable, LazyTable, StoredTable
-from tessera.plan import Metrics, NoisyRows, Plan
-from tessera.privacy.dp.subjects import Printed
+from tessera.plan import Metrics, Plan
 from tessera.rounds import schemes
+from tessera.rounds.cohorts import cohorts_of
+from tessera.rounds.noise import noise_of
 from tessera.rounds.server_model import ServerModel
 from tessera.simulation import population
 
@@ -192,26 +193,16 @@ class Bundle:
 
 def check_deployable(plan: Plan) -> None:
     """Refuse by name what only a simulation does so far."""
-    hint = "`tessera run` simulates it"
-    if not schemes.of(plan).federated:
-        raise ConfigError(f"scheme {plan.scheme.value!r} has no clients to deploy", hint=hint)
-    if plan.privacy.pseudonyms:
-        raise ConfigError("pseudonyms need a relay, which is not built", hint=hint)
+    entry = schemes.of(plan)
+    reasons = [
+        "" if entry.federated else f"scheme {entry.name!r} has no clients to deploy",
+        cohorts_of(plan).only_simulated,
+        noise_of(plan).only_simulated,
+    ]
     if plan.simulation.metrics is Metrics.FEDERATED:
-        raise ConfigError("federated metrics are not part of a deployment yet", hint=hint)
-    if plan.dp is not None and plan.dp.rows is NoisyRows.SELECTED:
-        raise ConfigError(
-            '[dp] rows = "selected" needs a sum before the first round, which is not part of a '
-            "deployment yet",
-            hint=hint,
-        )
-    if plan.drawn_in_secret:
-        raise ConfigError(
-            f"[dp] participation = {plan.dp.participation if plan.dp else 0:g}: a client that is "
-            "not drawn would have to be charged, too, and a deployment does not tell it of the "
-            "round",
-            hint=hint,
-        )
+        reasons.append("federated metrics are not part of a deployment yet")
+    for reason in filter(None, reasons):
+        raise ConfigError(reason, hint="`tessera run` simulates it")
 
 
 def _bytes(text: str) -> npt.NDArray[np.uint8]:
@@ -284,11 +275,6 @@ def pack_task(plan: Plan, data: Path | None) -> Bundle:
         raise ConfigError(
             f"task {task.name!r} has a set-up over all clients, which is not part of a deployment "
             "yet",
-            hint="`tessera run` simulates it",
-        )
-    if plan.dp is not None and plan.dp.printed is Printed.CENTRAL:
-        raise ConfigError(
-            "CentralSubDP has clients send Z beside their gradients, which services do not carry",
             hint="`tessera run` simulates it",
         )
     plan = complete(plan, task)

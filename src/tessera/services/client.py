@@ -21,6 +21,7 @@ from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import PeriodStore
 from tessera.protocols.machine import Outbound, RoundOutcome
 from tessera.protocols.two_server.params import Servers
+from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.local_state import LocalState, Word
 from tessera.rounds.noise import noise_of
 from tessera.rounds.roles import ClientParty, RoundClient, StoredRole, roles_of
@@ -72,11 +73,6 @@ class ClientService(DialingParty):
         self.local: LocalState
         self.load()
 
-    @property
-    def _round_plan(self) -> Plan:
-        """The plan among those who are summed with this client."""
-        return self.plan.group_plan if self.plan.grouped else self.plan
-
     def _load_own(self) -> None:
         ledger = Ledger(entries=charges(self.journal, self.name))
         self.local = self._make_local(JournalPeriods(self.journal, self.name), ledger)
@@ -92,7 +88,7 @@ class ClientService(DialingParty):
             identity=self._identity,
             servers=self._servers,
         )
-        plan = self._round_plan
+        plan = cohorts_of(self.plan).summed_by
         return roles_of(plan).client(plan, round_id, self.client, party, stored)
 
     def _begun(self, role: RoundClient) -> list[Outbound]:

@@ -16,13 +16,15 @@ from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
 from tessera.learning.tables.submodel import Submodel
-from tessera.plan import Plan, Sharing
+from tessera.plan import Plan
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import PeriodStore
 from tessera.protocols.two_server.collector import MemoryReplayGuard
 from tessera.protocols.two_server.read.row_tags import RowTagCache
 from tessera.rounds import schemes
+from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.local_state import LocalState
+from tessera.rounds.noise import noise_of
 from tessera.rounds.roles import HelperParty, ServerParty
 from tessera.rounds.two_server.helper import HelperKeys
 from tessera.services.bundle import Bundle
@@ -39,14 +41,13 @@ ClientMaker = Callable[[Journal, ClientId], tuple[MakeLocal, Train]]
 """What a client has of its own: its data and choices, and how it trains."""
 
 
-def leader_party(bundle: Bundle, keyring: Keyring, entropy: Entropy) -> ServerParty:
-    """What the leader has for all rounds."""
-    two = schemes.of(bundle.plan).two_servers
+def leader_party(keyring: Keyring, entropy: Entropy) -> ServerParty:
+    """What the leader has for all rounds; with one server it has no use for some of it."""
     return ServerParty(
         entropy=entropy,
-        servers=keyring.directory.servers if two else None,
-        key=keyring.signing if two else None,
-        row_tags=RowTagCache() if two else None,
+        servers=keyring.directory.servers,
+        key=keyring.signing,
+        row_tags=RowTagCache(),
     )
 
 
@@ -56,9 +57,9 @@ LEADER: Final = "leader"
 
 def open_leader(bundle: Bundle, keys: Path, state: Path, entropy: Entropy) -> LeaderService:
     keyring = Keyring.read(keys, SERVER, bundle.digest)
-    party = leader_party(bundle, keyring, entropy)
+    party = leader_party(keyring, entropy)
     # What it was sent is no secret from a leader later; the noise that it has drawn is.
-    noisy = bundle.plan.dp is not None
+    noisy = noise_of(bundle.plan).in_the_sum > 0
     journal = Journal.open(state, owner=LEADER, plan=bundle.digest, erase=noisy)
     try:
         with explained(journal.path, "read"):
@@ -76,7 +77,7 @@ def open_leader(bundle: Bundle, keys: Path, state: Path, entropy: Entropy) -> Le
 
 
 def open_helper(bundle: Bundle, keys: Path, state: Path, entropy: Entropy) -> HelperService:
-    if not schemes.of(bundle.plan).two_servers:
+    if HELPER not in schemes.of(bundle.plan).sum.helpers:
         raise ConfigError(
             f"scheme {bundle.plan.scheme.value!r} has no helper", hint="it has one server: serve"
         )
@@ -121,24 +122,23 @@ def open_clients(
     if len(keyrings) > 2:
         first, *_, last = (name_of(keyring.party) for keyring in keyrings)
         owner = f"{first} to {last}"
-    two, services = schemes.of(plan).two_servers, []
+    services: list[ClientService] = []
     journal = Journal.open(state, owner=owner, plan=bundle.digest, parties=len(keyrings))
     try:
         for keyring in keyrings:
             assert not isinstance(keyring.party, str)
             with explained(journal.path, "read"):
                 local, train = make(journal, keyring.party)
-                local = _in_one_group(plan, keyring, account or Account(), local)
                 services.append(
                     ClientService(
                         journal,
                         plan,
                         keyring.party,
-                        local=_with_own_rounds(plan, len(keyring.directory.clients), local),
+                        local=_agreed(plan, keyring, account or Account(), local),
                         train=train,
                         entropy=entropy,
                         identity=keyring.identity,
-                        servers=keyring.directory.servers if two else None,
+                        servers=keyring.directory.servers,
                     )
                 )
     except BaseException:
@@ -158,11 +158,15 @@ class Account:
         return OfferedRows(self.home or default_home())
 
 
-def _in_one_group(plan: Plan, keyring: Keyring, account: Account, make: MakeLocal) -> MakeLocal:
-    """Where a client has data of its own each row has one group, whatever it is called there."""
+def _agreed(plan: Plan, keyring: Keyring, account: Account, make: MakeLocal) -> MakeLocal:
+    """What a client keeps to: as many rounds of a period as it can insist on; and, where it has
+    data of its own, one group for each row, whatever that is called there."""
+    clients = keyring.directory.clients
 
     def made(periods: PeriodStore, ledger: Ledger) -> LocalState:
         local = make(periods, ledger)
+        if not plan.privacy.own_rounds:
+            local.own_rounds = cohorts_of(plan).least_rounds(len(clients))
         if local.names is not None:
             assert not isinstance(keyring.party, str)
             one_group = OneGroup(
@@ -171,24 +175,11 @@ def _in_one_group(plan: Plan, keyring: Keyring, account: Account, make: MakeLoca
                 plan,
                 keyring.party,
                 local.names,
-                directory=keyring.directory.clients,
+                directory=clients,
                 accepted=account.accepts_identification,
             )
             one_group.check(local.real)
             local.periods = one_group
-        return local
-
-    return made
-
-
-def _with_own_rounds(plan: Plan, clients: int, make: MakeLocal) -> MakeLocal:
-    """Where cohorts are drawn a client cannot insist on having had every round of a period."""
-
-    def made(periods: PeriodStore, ledger: Ledger) -> LocalState:
-        local = make(periods, ledger)
-        always = clients == plan.cohort and plan.security.sharing is Sharing.SECURE
-        if local.own_rounds is None and not plan.privacy.own_rounds and not always:
-            local.own_rounds = 1
         return local
 
     return made

@@ -145,12 +145,8 @@ class DialingParty(ABC):
             self.journal.set_fact(self.name, OLD_COPY, self.left.encode())
             self._end(RoundOutcome.ABORTED, self.left)
 
-    def take(self, message: Numbered) -> None:
-        """The leader's next message; one that was taken before changes nothing."""
-        self.take_all([message])
-
-    def take_all(self, messages: Sequence[Numbered]) -> None:
-        """The leader's next messages, in one step."""
+    def take(self, messages: Sequence[Numbered]) -> None:
+        """The leader's next messages, in one step; what was taken before changes nothing."""
         new = [each for each in messages if self._is_new(each)]
         if not new:
             return
@@ -178,10 +174,6 @@ class DialingParty(ABC):
         self._moved()
         if self.snapshot_each or self.role.phase != phase:
             self._store()
-
-    def outgoing(self) -> Numbered | None:
-        """Its first message that the leader has not acknowledged."""
-        return next(iter(self.link.on_its_way), None)
 
     def acknowledged(self, number: int) -> None:
         """The leader has so many in its journal. `OldCopy`: more than there are."""

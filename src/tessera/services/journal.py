@@ -105,9 +105,11 @@ class Moment(Enum):
 class Journal:
     """One party's database, or that of many clients in one process; locked while it is open."""
 
-    def __init__(self, path: Path, database: sqlite3.Connection, lock: int, starts: int) -> None:
+    def __init__(
+        self, path: Path, database: sqlite3.Connection, lock: int, starts: int, erases: bool
+    ) -> None:
         """Not for callers: `open` checks what this takes for granted."""
-        self.path, self.database, self.starts = path, database, starts
+        self.path, self.database, self.starts, self.erases = path, database, starts, erases
         self.watch: Callable[[Moment], None] | None = None
         self._lock = lock
         self._grouped = False
@@ -148,7 +150,7 @@ class Journal:
         except BaseException:
             os.close(lock)
             raise
-        return cls(path, database, lock, starts)
+        return cls(path, database, lock, starts, erase)
 
     @contextmanager
     def step(self) -> Iterator[sqlite3.Connection]:
@@ -365,26 +367,32 @@ class CommittedOutcomes:
         """How a round ended, as far as its clients may know; None if it has not."""
         if self._last is not None and self._last[0] == round_id:
             return self._last[1]
-        found = self._database.execute(
-            "SELECT data FROM event WHERE round_id = ? ORDER BY number DESC LIMIT 1",
-            (int(round_id),),
-        ).fetchone()
-        if found is None:
+        found = event_of(self._database, round_id)
+        if not found:
             return None
-        self._last = round_id, outcome_of(json.loads(found[0]))
+        self._last = round_id, outcome_of(json.loads(found))
         return self._last[1]
 
-    def last_rounds(self, most: int = 10) -> list[dict[str, Any]]:
-        """The last rounds with their outcomes, the latest first."""
-        return [
-            {"round": round_id, **outcome_of(json.loads(data))}
-            for round_id, data in self._database.execute(
-                "SELECT round_id, data FROM event ORDER BY number DESC LIMIT ?", (most,)
-            )
-        ]
+    def last_rounds(self) -> list[dict[str, Any]]:
+        return last_rounds(self._database)
 
-    def close(self) -> None:
-        self._database.close()
+
+def event_of(database: sqlite3.Connection, round_id: RoundId) -> str:
+    """How a round ended, as JSON; "" if it has not."""
+    found = database.execute(
+        "SELECT data FROM event WHERE round_id = ? ORDER BY number DESC LIMIT 1", (int(round_id),)
+    ).fetchone()
+    return "" if found is None else str(found[0])
+
+
+def last_rounds(database: sqlite3.Connection, most: int = 10) -> list[dict[str, Any]]:
+    """The last rounds with their outcomes, the latest first."""
+    return [
+        {"round": round_id, **outcome_of(json.loads(data))}
+        for round_id, data in database.execute(
+            "SELECT round_id, data FROM event ORDER BY number DESC LIMIT ?", (most,)
+        )
+    ]
 
 
 def outcome_of(event: dict[str, Any]) -> dict[str, Any]:
@@ -399,7 +407,7 @@ def outcome_of(event: dict[str, Any]) -> dict[str, Any]:
     return {"outcome": "aborted", "reason": event["reason"], "phase": event["phase"]}
 
 
-def state_of(folder: Path, most: int = 10) -> dict[str, Any]:
+def state_of(folder: Path) -> dict[str, Any]:
     """A party's state as an operator may see it: whose it is, its round, its last rounds, restarts
     and disk. No payloads, no row ids."""
     path = folder / NAME
@@ -415,9 +423,7 @@ def state_of(folder: Path, most: int = 10) -> dict[str, Any]:
             old = database.execute(
                 "SELECT value FROM fact WHERE name = ? ORDER BY party LIMIT 1", (OLD_COPY,)
             ).fetchone()
-            events = database.execute(
-                "SELECT round_id, data FROM event ORDER BY number DESC LIMIT ?", (most,)
-            ).fetchall()
+            rounds = last_rounds(database)
     except sqlite3.DatabaseError as error:
         raise ConfigError(
             f"{path}: {error}", hint="the file is damaged, or not a state of tessera"
@@ -431,5 +437,5 @@ def state_of(folder: Path, most: int = 10) -> dict[str, Any]:
         "trouble": "" if old is None else bytes(old[0]).decode(),
         "restarts": starts - 1,
         "disk": path.stat().st_size + (log.stat().st_size if log.exists() else 0),
-        "rounds": [{"round": number, **outcome_of(json.loads(data))} for number, data in events],
+        "rounds": rounds,
     }

@@ -28,13 +28,12 @@ from tessera.rounds.events import RoundAbort, RoundFinished, as_json
 from tessera.rounds.roles import RoundServer, ServerParty
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.two_server.leader import LeaderRound
-from tessera.services.journal import Journal
+from tessera.services.journal import Journal, event_of
 from tessera.services.journal_stores import JournalKeys, entries, store_role, stored_role
 from tessera.services.link import (
     ACCEPTED,
     Link,
     Links,
-    LinkStanding,
     LinkView,
     NumberConflict,
     Numbered,
@@ -125,9 +124,7 @@ class LeaderService:
         if self._store.round_id is not None:
             model.restore(self._store.dense())
         self.course = Course(self.plan, self.clients, model, self._party, commit=self._commit_model)
-        self.helpers: tuple[Party, ...] = ()
-        if schemes.of(self.plan).two_servers:
-            self.helpers = (HELPER,)
+        self.helpers = schemes.of(self.plan).sum.helpers
         peers = (*sorted(self.clients), *self.helpers)
         self._links = Links(self.journal, SERVER, map(name_of, peers))
         self.links: dict[Party, Link] = {peer: self._links[name_of(peer)] for peer in peers}
@@ -197,26 +194,12 @@ class LeaderService:
 
     def outcome(self, round_id: RoundId) -> str:
         """How a round ended, as JSON; "" if it has not."""
-        found = self.journal.database.execute(
-            "SELECT data FROM event WHERE round_id = ? ORDER BY number DESC LIMIT 1",
-            (int(round_id),),
-        ).fetchone()
-        return "" if found is None else str(found[0])
-
-    def standing(self, peer: Party) -> LinkStanding | None:
-        """How the link with this peer stands; None if it is not in the round."""
-        link = self.links[peer]
-        if self.drawn is None or link.round_id != self.drawn.round_id:
-            return None
-        return link.standing
+        return event_of(self.journal.database, round_id)
 
     def view(self, peer: Party) -> LinkView | None:
-        """The same as it is on disk, with what is on its way; None before its first round."""
+        """How the link with this peer stands on disk, with what is on its way; None before its
+        first round."""
         return self.links[peer].view
-
-    def next_for(self, peer: Party, after: int) -> Numbered | None:
-        """This peer's first message behind that number."""
-        return self.links[peer].after(after)
 
     # --- rounds ---------------------------------------------------------------------------------
 
@@ -398,7 +381,7 @@ class LeaderService:
             hand.role.over(outcome, reason)
             self._store_part(hand)
         self._record(event)
-        if self.plan.dp is not None:  # what its noise came from leaves the log, too
+        if self.journal.erases:  # what its noise came from leaves the log, too
             self.journal.after_commit(self.journal.fold)
 
     def _outcome_of(self, hand: PartInHand) -> PartOutcome:

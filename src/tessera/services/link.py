@@ -207,10 +207,6 @@ class Link:
         self._changed()
         return True
 
-    def after(self, number: int) -> Numbered | None:
-        """The first message on its way behind this number."""
-        return next((each for each in self.on_its_way if each.number > number), None)
-
     @property
     def on_its_way(self) -> tuple[Numbered, ...]:
         """What is on disk, may be sent, and is not acknowledged."""

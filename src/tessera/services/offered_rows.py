@@ -36,7 +36,8 @@ from tessera.ids import ClientId
 from tessera.learning.tables.arrays import Ids
 from tessera.plan import Plan
 from tessera.privacy.index.period import AnotherGroup, FrozenPeriod, PeriodStore
-from tessera.rounds import dp
+from tessera.rounds.cohorts import cohorts_of
+from tessera.rounds.noise import noise_of
 from tessera.services.journal import explained
 
 NAME: Final = "offered-rows.sqlite"
@@ -189,6 +190,7 @@ class OneGroup:
     ) -> None:
         self._periods, self._store, self._plan, self._client = periods, store, plan, client
         self._names, self._directory, self._accepted = names, directory, accepted
+        self._exact, self._fixed = noise_of(plan).opens_exactly, cohorts_of(plan).opens_whole
         self.price = ""
         self._recorded: set[tuple[bytes, HashedRows]] = set()
 
@@ -199,17 +201,17 @@ class OneGroup:
 
         Where that is accepted, `price` says it.
         """
-        if not takes_exact_sums(self._plan):
+        if not self._exact:
             return
         offer = self._store.offer(self._names, rows)
-        flaw = self._store.flaw(offer, self._release(()), any_group=self._plan.grouped)
+        flaw = self._store.flaw(offer, self._release(()), any_group=self._fixed)
         if flaw and not self._accepted:
             raise AnotherGroup(f"client {self._client}: {flaw}", hint=HINT)
         self.price = f"client {self._client}: {flaw}; accepted: B = 1 for them" if flaw else ""
 
     def begin_round(self, rows: Mapping[str, Ids]) -> None:
         """Before a round without fixed groups: there the sum is over whoever comes."""
-        if takes_exact_sums(self._plan) and not self._plan.grouped:
+        if self._exact and not self._fixed:
             self._record(self._store.offer(self._names, rows), ())
 
     # --- the periods ----------------------------------------------------------------------------
@@ -249,13 +251,8 @@ class OneGroup:
             name,
             digest("federation", name, self._directory[self._client]),
             digest("group", *keys) if members else b"",
-            self._plan.grouped,
+            self._fixed,
         )
-
-
-def takes_exact_sums(plan: Plan) -> bool:
-    """Whether a round releases anything of its clients without noise."""
-    return plan.dp is None or bool(dp.exact(plan))
 
 
 def _flaw(

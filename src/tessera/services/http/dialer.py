@@ -220,7 +220,7 @@ class Dialer:
 
     def _take_and_train(self, messages: Sequence[Numbered]) -> None:
         """In one step: what the leader sends to be trained, and the update that comes of it."""
-        self.party.take_all(messages)
+        self.party.take(messages)
         if isinstance(self.party, ClientService):
             self.party.train()
 
