@@ -143,7 +143,7 @@ def test_clients_may_come_while_a_step_is_written(lab: Lab) -> None:
     with running(lab, SLOW, change) as run:
         until(lambda: run.conductor.leader is not None)
         run.wait_all([first])
-        run.there(run.conductor._heard.__setitem__, first, (RoundId(0), 0))
+        run.there(run.conductor._acknowledged.__setitem__, first, (RoundId(0), 0))
         run.there(run.conductor._wake.set)
         until(lambda: run.conductor.shown["round"] == 0)
         assert came == others

@@ -176,7 +176,7 @@ class DialingParty(ABC):
             self._store()
 
     def acknowledged(self, number: int) -> None:
-        """The leader has so many in its journal. `OldCopy`: more than there are."""
+        """The leader has its messages up to `number` in its journal. `OldCopy`: there are fewer."""
         self.link.acknowledge(number)
 
     def over(self, outcome: RoundOutcome, reason: str) -> None:

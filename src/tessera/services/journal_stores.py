@@ -172,7 +172,7 @@ class JournalPeriods:
 
 
 class JournalReplayGuard:
-    """The helper's memory of rounds, report ids and the one list of a round, for ever.
+    """The helper's memory of rounds, report ids and the one list of a round, for good.
 
     What a role has accepted since its last snapshot is handled once more when it is woken, and is
     new to it: those entries are not `settled` until the next snapshot.

@@ -52,8 +52,8 @@ LEFT_AS_OLD = (
 )
 
 
-Heard = tuple[RoundId, int]
-"""A round, and how many of its messages a peer has in its journal."""
+Acknowledgement = tuple[RoundId, int]
+"""A round, and how many of the leader's messages a peer has in its journal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class LeaderService:
         return all(hand.finished for hand in self.parts)
 
     @property
-    def heard_by_helper(self) -> bool:
+    def helper_has_all(self) -> bool:
         """Whether the helper has everything of the last round in its journal."""
         link = self.links.get(HELPER)
         return link is None or link.acknowledged == link.sent
@@ -228,10 +228,12 @@ class LeaderService:
             self.journal.database.execute(f"DELETE FROM {table} WHERE party = ?", (SERVER,))
 
     def handle(
-        self, requests: Sequence[MessageRequest], heard: Mapping[Party, Heard] | None = None
+        self,
+        requests: Sequence[MessageRequest],
+        acknowledged: Mapping[Party, Acknowledgement] | None = None,
     ) -> list[Answer]:
         """Take these messages in one step, and close what is complete; and what peers have."""
-        for peer, (round_id, number) in (heard or {}).items():
+        for peer, (round_id, number) in (acknowledged or {}).items():
             if self.links[peer].round_id == round_id:
                 self._acknowledge(peer, number)
         old = not self.is_over and self._is_old_copy

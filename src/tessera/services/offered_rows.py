@@ -6,7 +6,7 @@ and so does any other exact sum over the same row. A client's state cannot preve
 bound to one federation, and what is called another federation is the leader's choice. So there is
 one store for a user account and all its federations. It has a keyed hash of each row, by the names
 of the client's own data (`data/row_names.py`), with the group that it was offered to; this is on
-disk before a message that depends on the row leaves. A row goes on in its group for ever. In any
+disk before a message that depends on the row leaves. A row stays in its group for good. In any
 other group, and in any exact sum outside of it, it is refused, unless its owner accepts that.
 
 Rows of sums without fixed groups are kept likewise: there no holder was hidden, and a group in

@@ -76,7 +76,7 @@ def task_maker(bundle: Bundle, data: Path | None, entropy: Entropy) -> ClientMak
             for table, ids in bound.local_row_ids_of(examples).items():
                 values = first_rows(bound, table, ids, secret)
                 trained = rows.of(table, values.shape[1])
-                kept = np.isin(trained.ids, ids)  # others are of examples that it has no more
+                kept = np.isin(trained.ids, ids)  # others are of examples that are gone
                 values[np.searchsorted(ids, trained.ids[kept])] = trained.values[kept]
                 found[table] = TablePart(ids, values)
             return found

@@ -55,8 +55,8 @@ class LeaderApp:
         self._waiting: Counter[Party] = Counter()
         self._packed: tuple[bytes, bytes] = b"", b""
         self._sending = asyncio.Semaphore(MOST_SENDING)
-        self.untold: set[Party] = set()
-        """Who took part and has not heard yet that there are no more rounds."""
+        self.not_dismissed: set[Party] = set()
+        """Who took part and does not know yet that there are no more rounds."""
         self.closing = False
         conductor.on_news = self.wake
 
@@ -113,12 +113,12 @@ class LeaderApp:
             return _loading()
         behind, again = _number(query, "after", least=-1), "again" in query
         peer, until = signed.sender, time.monotonic() + self._deadlines.poll
-        self.untold.add(peer)
+        self.not_dismissed.add(peer)
         view = leader.view(peer)
         if behind > (-1 if view is None else view.standing.round_id):
             self._conductor.ahead(peer)
         if view is not None and view.standing.round_id == behind:
-            self._conductor.heard(peer, view.standing.round_id, _number(query, "received"))
+            self._conductor.acknowledged(peer, view.standing.round_id, _number(query, "received"))
         while True:
             view = leader.view(peer)
             if view is not None and (found := view.standing).round_id > behind:
@@ -126,7 +126,7 @@ class LeaderApp:
                 if again or isinstance(peer, str) or outcomes.outcome(found.round_id) is None:
                     return _json(asdict(found))
             if self._conductor.finished:
-                self.untold.discard(peer)
+                self.not_dismissed.discard(peer)
                 return _json({"finished": True}, status=410)
             if not isinstance(peer, str):
                 self._conductor.waits(peer, None if view is None else view.standing.round_id)
@@ -147,7 +147,7 @@ class LeaderApp:
         peer, until = signed.sender, time.monotonic() + self._deadlines.poll
         view, refused = leader.view(peer), ""
         if view is not None and view.standing.round_id == round_id:
-            self._conductor.heard(peer, round_id, received)
+            self._conductor.acknowledged(peer, round_id, received)
             if received > view.standing.sent:
                 raise RefusedRequest(409, f"the leader has sent {view.standing.sent} messages")
         if signed.length:
@@ -206,7 +206,7 @@ class LeaderApp:
 
 
 class FewAtOnce(Response):
-    """An answer with messages. When a phase closes everybody is answered, and so many answers are
+    """An answer with messages. When a phase closes everybody is answered, and all answers would be
     in buffers at the same time. Who does not read has its turn no longer than a request may take,
     and keeps nobody from theirs for longer than `PATIENCE`."""
 

@@ -24,7 +24,7 @@ from tessera.plan import ServicePlan
 from tessera.runs.logs import JsonLog
 from tessera.services.group_commit import GroupCommit
 from tessera.services.journal import JournalFailed
-from tessera.services.leader import Answer, Heard, LeaderService, MessageRequest
+from tessera.services.leader import Acknowledgement, Answer, LeaderService, MessageRequest
 
 T = TypeVar("T")
 Submission = tuple[Sequence[MessageRequest], asyncio.Future[list[Answer] | None]]
@@ -50,7 +50,7 @@ class Conductor:
     ) -> None:
         self.leader: LeaderService | None = None
         self.finished = False
-        """All rounds that were asked for are done, and everybody needed has heard of it. As it was
+        """All rounds that were asked for are done, and everybody needed knows. As it was
         after the last turn: while a round is being opened the leader has none in hand."""
         self.on_news: Callable[[Collection[Party]], None] = lambda _: None
         """Called after a step with those for whom there is news."""
@@ -61,7 +61,7 @@ class Conductor:
         self._wake = asyncio.Event()
         self._submitted: list[Submission] = []
         self._gathering: asyncio.TimerHandle | None = None
-        self._heard: dict[Party, Heard] = {}
+        self._acknowledged: dict[Party, Acknowledgement] = {}
         self._ahead: set[Party] = set()  # who remembers a later round than there is
         self._free: dict[ClientId, RoundId | None] = {}  # who waits for a round behind that one
         self._stopping = self._over = False
@@ -85,12 +85,14 @@ class Conductor:
             self._gathering = loop.call_later(GATHER, self._wake.set)
         return await future
 
-    def heard(self, peer: Party, round_id: RoundId, number: int) -> None:
-        """This peer has so many of its messages of the round in its journal."""
+    def acknowledged(self, peer: Party, round_id: RoundId, number: int) -> None:
+        """This peer has its messages of the round up to `number` in its journal."""
         leader = self.leader
         if leader is None or number <= leader.links[peer].acknowledged:
             return
-        self._heard[peer] = max((round_id, number), self._heard.get(peer, (round_id, 0)))
+        self._acknowledged[peer] = max(
+            (round_id, number), self._acknowledged.get(peer, (round_id, 0))
+        )
         # Others' may wait for the next step: nothing depends on them.
         if peer == HELPER or number > leader.links[peer].sent:
             self._wake.set()
@@ -147,13 +149,13 @@ class Conductor:
             self._gathering.cancel()
             self._gathering = None
         taken, self._submitted = self._submitted, []
-        heard, self._heard = self._heard, {}
+        acknowledged, self._acknowledged = self._acknowledged, {}
         before = leader.round_id, leader.is_over
         answers: list[Answer] | None = None
         try:
-            if taken or heard:
+            if taken or acknowledged:
                 requests = [each for sent, _ in taken for each in sent]
-                answers = await steps.run(partial(leader.handle, requests, heard))
+                answers = await steps.run(partial(leader.handle, requests, acknowledged))
             await self._keep_time(leader, steps)
             if self._done(leader) and self.shown.get("model") is None:
                 digest = await steps.run(lambda: leader.model.digest.hex())
@@ -166,7 +168,7 @@ class Conductor:
         if leader.is_over and before != (leader.round_id, True) and leader.round_id is not None:
             self._ended = time.monotonic()
             self._log("round ended", outcome=leader.outcome(leader.round_id))
-        self.finished = self._done(leader) and leader.heard_by_helper
+        self.finished = self._done(leader) and leader.helper_has_all
         changed, leader.changed = leader.changed, set()
         self.shown = {
             "round": leader.round_id,
@@ -218,7 +220,7 @@ class Conductor:
 
     def _opens_in(self, leader: LeaderService) -> float:
         """Seconds until the next round may open; FOREVER if somebody has to come first."""
-        if not leader.heard_by_helper or self._stopping or self._is_old_copy(leader):
+        if not leader.helper_has_all or self._stopping or self._is_old_copy(leader):
             return FOREVER
         free = sum(leader.links[c].round_id == behind for c, behind in self._free.items())
         since = time.monotonic() - self._ended

@@ -45,7 +45,7 @@ class HttpAnswer:
 
 
 def address(url: str) -> SplitResult:
-    """A leader's address; `ConfigError` if it is none."""
+    """The parts of a leader's address; `ConfigError` if it is not one."""
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0

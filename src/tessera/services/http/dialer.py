@@ -332,7 +332,7 @@ def _reason(body: bytes) -> str:
 # --- a process of dialers: the helper, a client, or many clients over one journal -----------------
 
 QUIET_FROM: int = 20
-"""A process with so many parties does not log each of them."""
+"""Parties from which on a process does not log each of them."""
 
 
 def dial(

@@ -37,7 +37,7 @@ from tessera.services.leader import LeaderService
 #
 # Listening: a socket, TLS, deadlines for requests that never end, and SIGTERM.
 #
-# uvicorn closes idle connections, but waits for ever for the end of a request; here one that does
+# uvicorn closes idle connections, but waits forever for the end of a request; here one that does
 # not come in time is closed, headers and body.
 
 
@@ -224,7 +224,7 @@ def lead(
         if conductor.finished:
             await asyncio.sleep(LINGER)
             last = time.monotonic() + deadlines.poll
-            while app.untold and time.monotonic() < last and not server.should_exit:
+            while app.not_dismissed and time.monotonic() < last and not server.should_exit:
                 await asyncio.sleep(0.1)
         app.closing = True
         app.wake(())
