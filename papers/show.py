@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from papers.cells import FAILS, HOLDS, STARS, Cell, CellIndex, Claim, ratio, say, stars
-from tessera import __version__
+from tessera.errors import __version__
 from tessera.report import charts
 from tessera.report import page as report
 from tessera.report.document import Section, document

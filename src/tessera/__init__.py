@@ -20,6 +20,7 @@ from tessera.errors import (
     RoundAborted,
     ServerFault,
     TesseraError,
+    __version__,
 )
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from tessera.learning.softmax import Softmax
     from tessera.plan import Plan
     from tessera.tasks import Task
-
-__version__ = "0.1.0.dev0"
 
 __all__ = [
     "Comparison",

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tessera import __version__
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.errors import ConfigError
+from tessera.errors import ConfigError, __version__
 from tessera.ids import HELPER, SERVER
 from tessera.learning.training.vectorised.learner import single_threaded
 from tessera.plan import Plan

@@ -37,6 +37,8 @@ class TesseraError(Exception):
     hint: str | None = None
 
 
+__version__: Final = "0.1.0.dev0"
+
 DISTRIBUTION: Final = "tessera-fl"
 """What is installed; the package that it brings is `tessera`. On PyPI `tessera` is somebody else's
 project: no text of ours tells anybody to install that."""

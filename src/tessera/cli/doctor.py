@@ -24,7 +24,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tessera import __version__
 from tessera.cli.format import SLOWER
 from tessera.crypto import dpf, kernel
 from tessera.crypto.cuckoo import Layout, SimpleTable, bins_for
@@ -32,6 +31,7 @@ from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.forest import Values
 from tessera.crypto.kernel import REFERENCE
 from tessera.crypto.ring import Ring
+from tessera.errors import __version__
 from tessera.learning.machine import physical_memory, usable_cores
 from tessera.report.numbers import figure, memory, size
 

@@ -15,8 +15,7 @@ from typing import Annotated, Final, cast
 
 import typer
 
-from tessera import __version__
-from tessera.errors import ConfigError, TesseraError
+from tessera.errors import ConfigError, TesseraError, __version__
 
 BAD_INPUT: Final = 2
 FAILED: Final = 1

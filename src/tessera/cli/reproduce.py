@@ -25,9 +25,8 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from tessera import __version__
 from tessera.cli.format import AsJson, DataFolder
-from tessera.errors import ConfigError
+from tessera.errors import ConfigError, __version__
 from tessera.report.progress import progress
 
 WORKS: Final = ("sfsl", "fedmmf", "fsl-tables", "fsl-accuracy", "subject-dp")

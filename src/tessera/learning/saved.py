@@ -32,11 +32,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from tessera import __version__
 from tessera.data.clicks import MOST_HISTORY
 from tessera.data.examples import LABEL, Examples
 from tessera.data.row_names import RowNames
-from tessera.errors import ConfigError, MisuseError, closest
+from tessera.errors import ConfigError, MisuseError, __version__, closest
 from tessera.learning.architecture import build
 from tessera.learning.bound_model import Derived, Local, Table
 from tessera.learning.module_tables import Tables

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from tessera import __version__
 from tessera.audit.person import KnownRows
+from tessera.errors import __version__
 from tessera.privacy.index.bound import KNOWN_ROW, in_words
 from tessera.report import charts, terminal
 from tessera.report.comparison import against

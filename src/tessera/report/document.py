@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tessera import __version__
+from tessera.errors import __version__
 from tessera.report import charts
 from tessera.report.markup import Content, Markup, listing, tag
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from tessera import __version__
-from tessera.errors import ConfigError
+from tessera.errors import ConfigError, __version__
 from tessera.report.document import GENERATOR, document
 from tessera.report.figures import RunFigures
 from tessera.report.lineup import load_all

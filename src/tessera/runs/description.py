@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tessera import __version__
 from tessera.crypto.forest import Forest
+from tessera.errors import __version__
 from tessera.plan import Plan
 from tessera.rounds import schemes
 from tessera.rounds.forecast.two_server import TwoServerTraffic

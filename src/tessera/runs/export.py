@@ -10,9 +10,9 @@ import math
 from pathlib import Path
 from typing import Any, Final
 
-from tessera import __version__, tasks
+from tessera import tasks
 from tessera.crypto.entropy import RootedEntropy
-from tessera.errors import ConfigError
+from tessera.errors import ConfigError, __version__
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.machine import physical_memory
 from tessera.learning.saved import AS_THEY_BEGAN, save, state_of
