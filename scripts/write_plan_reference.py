@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "plan.md"
 
 
 def text() -> str:
-    return page({name: (task.options, task.explained) for name, task in tasks.TASKS.items()})
+    return page({name: (task.options, task.kind.explained) for name, task in tasks.TASKS.items()})
 
 
 if __name__ == "__main__":

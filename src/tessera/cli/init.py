@@ -185,9 +185,9 @@ def init(
         task = OwnFile.TASK
     found = tasks.known(task) if own is None else own.fitted(tasks.known(OwnFile.TASK))
     if not scheme:
-        scheme = (schemes.DEFAULT if found.tables else schemes.WITHOUT_TABLES).value
+        scheme = (schemes.DEFAULT if found.kind.tables else schemes.WITHOUT_TABLES).value
     entry = schemes.named(scheme)
-    if not found.tables and entry.by_rows and not entry.two_servers:
+    if not found.kind.tables and entry.by_rows and not entry.two_servers:
         raise ConfigError(
             f"--scheme {scheme}: the model of {task} has no tables to choose rows from",
             hint=f"{schemes.WITHOUT_TABLES.value} sums all of it; two-server hides the largest "
@@ -217,13 +217,13 @@ def init(
             )
     write = partial(written, task, out.name, scheme, found, filled, noise=noise)
     text = write(cap=found.recommended.max_rows)
-    if entry.two_servers and found.tables:
+    if entry.two_servers and found.kind.tables:
         held = counted(Plan.parse(text))
         cap = found.recommended.max_rows if held is None else held.fitting
         text = write(cap=cap, notes=why(held))
     out.write_text(text)
     typer.echo(f"wrote {out}")
-    if entry.hides and found.tables and noise is None:
+    if entry.hides and found.kind.tables and noise is None:
         for line in wrap(named_or_not(Plan.parse(text)), WIDTH):
             typer.echo(line)
     typer.echo(f"next: `tessera plan {out}`, then `tessera run {out}`")
@@ -322,7 +322,7 @@ def written(
     good = known.recommended
     keys = ["clip", "dense_clip", "levels", "max_count", "average"]
     update = UpdatePlan(clip=good.clip, dense_clip=good.dense_clip, average=good.average)
-    if not known.tables and schemes.named(scheme).two_servers:
+    if not known.kind.tables and schemes.named(scheme).two_servers:
         update = replace(update, top=FEW, error_feedback=True)
         keys += ["top", "top_by", "error_feedback"]
     union = UnionPlan(max_rows=cap)
@@ -331,7 +331,7 @@ def written(
         [
             HEAD.format(name=name),
             top_level(federation=task, scheme=Scheme(scheme), cohort=good.cohort, seed=0),
-            task_section(task, {**known.options, **filled}, known.explained),
+            task_section(task, {**known.options, **filled}, known.kind.explained),
             section("training", trained_with(noise, good.training)),
             NO_SERVER if good.shrinkage else section("server", good.server),
             section("update", update, tuple(keys)),

@@ -6,8 +6,9 @@ and ratings (matrix factorisation, with or without private masks).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -37,14 +38,6 @@ from tessera.learning.training.settings import LocalTraining
 from tessera.tasks.task import Recommended, Task
 
 MOST_COLUMNS: Final = 65_536
-
-CLICK_MODEL: Final[Mapping[str, Any]] = {
-    "width": 18,
-    "size": "small",
-    "model": "personal",
-    "share_users": False,
-}
-"""Options of the model, the same for every task: see `click_task`."""
 
 SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "tiny": {"attention": (16, 8), "layers": (32, 16)},
@@ -140,12 +133,6 @@ def _check_width(data: ClientData, width: int) -> None:
 # Class tasks: networks without tables, whose dense part is all there is (Cui et al. 2022, 7.3).
 
 
-TEXT_MODEL: Final[Mapping[str, Any]] = {"width": 100, "filters": 100}
-"""Options of the network for questions."""
-IMAGE_MODEL: Final[Mapping[str, Any]] = {"channels": 32, "hidden": 512}
-"""Options of the network for images."""
-
-
 def text_task(
     data: ClientData,
     *,
@@ -212,10 +199,6 @@ def _task(
 # Next-word tasks: what a speaker says next, by a softmax over the table of words.
 
 
-WORD_MODEL: Final[Mapping[str, Any]] = {"width": 64, "hidden": 64, "negatives": 200, "top": 3}
-"""Options of the model: see `word_task`."""
-
-
 def word_task(
     data: ClientData,
     *,
@@ -266,15 +249,6 @@ def word_task(
 # compares with. `mask` is what every client fits for itself first; the federation then learns what
 # is left.
 
-
-RATING_MODEL: Final[Mapping[str, Any]] = {
-    "model": FACTORS,
-    "mask": NO_MASK,
-    "penalty": 0.0,
-    "factors": 64,
-    "refit": False,
-}
-"""Options of the model: see `rating_task`."""
 
 BY_ATTRIBUTES: Final = Recommended(
     training=LocalTraining(batch=32, rate=0.1),
@@ -367,10 +341,11 @@ def rating_task(
 
 # --- options --------------------------------------------------------------------------------------
 #
-# What the options of tasks mean: the one explanation of the keys of [task] in a plan.
+# Options of tasks, those of the data and of the model, and what they mean: the one explanation of
+# the keys of [task] in a plan.
 
 
-CLICKS_EXPLAINED: Final[Mapping[str, str]] = {
+_CLICKS: Final[Mapping[str, str]] = {
     "users": "Users of the data; 0: all of them.",
     "items": "Items of the synthetic shop.",
     "categories": "Categories of items; 0: in proportion to the items.",
@@ -388,10 +363,9 @@ CLICKS_EXPLAINED: Final[Mapping[str, str]] = {
     "share_users": "Whether the user table is part of the shared model, as in the papers; refused "
     "in fixed groups, where a row of that table says whose it is.",
 }
-"""Options of click tasks."""
 
-INTERACTIONS_EXPLAINED: Final[Mapping[str, str]] = {
-    **CLICKS_EXPLAINED,
+_INTERACTIONS: Final[Mapping[str, str]] = {
+    **_CLICKS,
     "path": "The file: CSV or Parquet.",
     "user": "Its column of users.",
     "client": "Its column of clients; empty: every user is one.",
@@ -410,9 +384,8 @@ INTERACTIONS_EXPLAINED: Final[Mapping[str, str]] = {
     "encoding": 'Of a CSV, such as "utf-8"; empty: found by looking.',
     "on_bad": 'Lines that cannot be read: "stop" there, or "skip" and count them.',
 }
-"""Options of a user's own file."""
 
-RATINGS_EXPLAINED: Final[Mapping[str, str]] = {
+_RATINGS: Final[Mapping[str, str]] = {
     "shops": "Shops, which are the clients.",
     "shops_each": "Shops that one person goes to.",
     "columns": "Numbers per item that its tags are reduced to.",
@@ -426,9 +399,8 @@ RATINGS_EXPLAINED: Final[Mapping[str, str]] = {
     "factors": "Columns of the factors; 0: biases alone.",
     "refit": "Whether clients fit their linear masks again in each round.",
 }
-"""Options of rating tasks."""
 
-CLASSES_EXPLAINED: Final[Mapping[str, str]] = {
+_CLASSES: Final[Mapping[str, str]] = {
     "clients": "Clients that the training examples are dealt out to.",
     "words": "Most words of a question.",
     "seed": "Seed of who gets which example.",
@@ -438,9 +410,8 @@ CLASSES_EXPLAINED: Final[Mapping[str, str]] = {
     "channels": "Channels of the first convolution; the second has twice as many.",
     "hidden": "Units of the hidden layer.",
 }
-"""Options of class tasks."""
 
-WORDS_EXPLAINED: Final[Mapping[str, str]] = {
+_WORDS: Final[Mapping[str, str]] = {
     "length": "Words before a word that the model looks at.",
     "least": "Times that a word occurs in the training part to be in the dictionary.",
     "speakers": "Speakers, which are the clients; 0: all of them.",
@@ -451,6 +422,30 @@ WORDS_EXPLAINED: Final[Mapping[str, str]] = {
     "width": "Columns of a word's vectors.",
     "hidden": "Units of the hidden layer.",
     "negatives": "Words that a client takes beside its own, drawn from its own secret.",
-    "top": "A word counts as found among the first so many.",
+    "top": "A word counts as found if it is among this many first ones.",
 }
-"""Options of next-word tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of task: what makes one of data, which `options` of that a user may set, and what
+    these and those of the data mean."""
+
+    make: Callable[..., Task]
+    options: tuple[str, ...]
+    explained: Mapping[str, str]
+    tables: bool = True  # whether its model has any
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The options with the values that they have if they are left out."""
+        known = inspect.signature(self.make).parameters
+        return {name: known[name].default for name in self.options}
+
+
+CLICKS: Final = Kind(click_task, ("width", "size", "model", "share_users"), _CLICKS)
+OWN_CLICKS: Final = replace(CLICKS, explained=_INTERACTIONS)
+RATINGS: Final = Kind(rating_task, ("model", "mask", "penalty", "factors", "refit"), _RATINGS)
+WORDS: Final = Kind(word_task, ("width", "hidden", "negatives", "top"), _WORDS)
+QUESTIONS: Final = Kind(text_task, ("width", "filters"), _CLASSES, tables=False)
+IMAGES: Final = Kind(image_task, ("channels", "hidden"), _CLASSES, tables=False)

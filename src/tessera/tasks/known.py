@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 import os
@@ -33,6 +32,7 @@ from tessera.learning.bound_model import Table
 from tessera.learning.softmax import Softmax
 from tessera.learning.training.settings import LocalTraining
 from tessera.tasks import kinds
+from tessera.tasks.kinds import Kind
 from tessera.tasks.task import CentralSettings, PrivateSettings, Recommended, Task
 
 
@@ -40,36 +40,28 @@ from tessera.tasks.task import CentralSettings, PrivateSettings, Recommended, Ta
 class Known:
     """How a task is made: a reader whose options are the task's, and the model over it.
 
-    `make` takes the data and the options of the `model`; `fixed` are those that are not for users.
-    `explained` says what each option means.
+    `fixed` are options of the model that are not for users.
     """
 
     read: Callable[..., ClientData]
     summary: str
     title: str
     recommended: Recommended
-    make: Callable[..., Task] = kinds.click_task
-    model: Mapping[str, Any] = field(default_factory=lambda: kinds.CLICK_MODEL)
+    kind: Kind = kinds.CLICKS
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    explained: Mapping[str, str] = field(default_factory=lambda: kinds.CLICKS_EXPLAINED)
-    tables: bool = True  # whether its model has any
 
     @property
     def options(self) -> dict[str, Any]:
         """All options with their defaults: the data's, then the model's."""
         parameters = inspect.signature(self.read).parameters
         own = {name: p.default for name, p in parameters.items() if name != "folder"}
-        return {**own, **self.model}
+        return {**own, **self.kind.defaults}
 
 
 def known(name: str) -> Known:
     """The task of this name, not loaded yet."""
     if name not in TASKS:
-        close = difflib.get_close_matches(name, TASKS, n=1)
-        raise ConfigError(
-            f"task: nothing is called {name!r}",
-            hint=f"did you mean {close[0]}?" if close else f"there are {', '.join(TASKS)}",
-        )
+        raise ConfigError(f"task: nothing is called {name!r}", hint=closest(name, TASKS))
     return TASKS[name]
 
 
@@ -86,18 +78,17 @@ def load(name: str, *, data: Path | str | None = None, **options: Any) -> Task:
     allowed = task.options
     for option, value in options.items():
         if option not in allowed:
-            close = difflib.get_close_matches(option, allowed, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"options: {', '.join(allowed)}"
+            hint = closest(option, allowed)
             if RENAMED.get(option) in allowed:
                 hint = f"it is called {RENAMED[option]} now"
             raise ConfigError(f"task {name!r} has no option {option!r}", hint=hint)
         _check_type(name, option, value, allowed[option])
-    model = {key: options.pop(key) for key in task.model if key in options}
+    model = {key: options.pop(key) for key in task.kind.options if key in options}
     if "folder" in inspect.signature(task.read).parameters:
         options["folder"] = data
     found = task.read(**options)
     title = task.title.format(data=found)
-    return task.make(found, title=title, recommended=task.recommended, **task.fixed, **model)
+    return task.kind.make(found, title=title, recommended=task.recommended, **task.fixed, **model)
 
 
 def own_names(
@@ -116,7 +107,7 @@ def own_names(
         source = str(Path(data or os.environ.get(VARIABLE, "")).resolve())
     else:
         return None
-    said = {k: v for k, v in sorted(options.items()) if k not in made.model and k != "path"}
+    said = {k: v for k, v in sorted(options.items()) if k not in made.kind.options and k != "path"}
     ids = task.data.ids
     people = ids.get("client") or ids.get("user")
     of_tables = {}
@@ -329,9 +320,9 @@ def from_text(
     dictionary; `model` are options of `word_task`: width, hidden, negatives, top.
     """
     for option in model:
-        if option not in kinds.WORD_MODEL:
+        if option not in kinds.WORDS.options:
             raise ConfigError(
-                f"from_text has no argument {option!r}", hint=closest(option, kinds.WORD_MODEL)
+                f"from_text has no argument {option!r}", hint=closest(option, kinds.WORDS.options)
             )
     if not isinstance(texts, Mapping) or not all(
         isinstance(own, Sequence) and not isinstance(own, str) for own in texts.values()
@@ -422,9 +413,7 @@ _SPOKEN: Final = Recommended(
 # The recommendations of Amazon, MovieLens 1M, TREC, MNIST, the plays and the synthetic shop were
 # tuned (docs/results.md).
 # The others are first guesses.
-_RATED: Final = partial(
-    Known, make=kinds.rating_task, model=kinds.RATING_MODEL, explained=kinds.RATINGS_EXPLAINED
-)
+_RATED: Final = partial(Known, kind=kinds.RATINGS)
 
 TASKS: Final[Mapping[str, Known]] = {
     "taobao-like": Known(
@@ -480,7 +469,7 @@ TASKS: Final[Mapping[str, Known]] = {
         summary="A user's own CSV or Parquet; an option that is empty or 0 is left out.",
         title="own interactions, {data.name}",
         recommended=replace(_SHOP, cohort=20),
-        explained=kinds.INTERACTIONS_EXPLAINED,
+        kind=kinds.OWN_CLICKS,
     ),
     "ratings-100k": _RATED(
         read=RATINGS["ratings-100k"],
@@ -499,7 +488,7 @@ TASKS: Final[Mapping[str, Known]] = {
         summary="MovieLens 1M, ratings spread over shops: a person's lie at several of them.",
         title="MovieLens 1M, ratings at {data.clients:,} shops",
         recommended=replace(_MANY, cohort=20, max_rows=4_000, per_person=_AT_SHOPS),
-        model={"factors": 64},
+        kind=replace(kinds.RATINGS, options=("factors",)),
     ),
     "ratings-10m": _RATED(
         read=RATINGS["ratings-10m"],
@@ -518,9 +507,7 @@ TASKS: Final[Mapping[str, Known]] = {
         summary="Plays, a role is a client; which word comes next, by a softmax over all words.",
         title="next word in plays, {data.clients:,} speakers, {data.sizes[word]:,} words",
         recommended=_SPOKEN,
-        make=kinds.word_task,
-        model=kinds.WORD_MODEL,
-        explained=kinds.WORDS_EXPLAINED,
+        kind=kinds.WORDS,
     ),
     "speakers-like": Known(
         read=speakers_like,
@@ -532,29 +519,21 @@ TASKS: Final[Mapping[str, Known]] = {
             cohort=20,
             max_rows=1_000,
         ),
-        make=kinds.word_task,
-        model=kinds.WORD_MODEL,
-        explained=kinds.WORDS_EXPLAINED,
+        kind=kinds.WORDS,
     ),
     "trec": Known(
         read=trec,
         summary="TREC questions and the six kinds of answers they ask for; no tables.",
         title="TREC question classification",
         recommended=_QUESTIONS,
-        make=kinds.text_task,
-        model=kinds.TEXT_MODEL,
-        explained=kinds.CLASSES_EXPLAINED,
-        tables=False,
+        kind=kinds.QUESTIONS,
     ),
     "mnist": Known(
         read=mnist,
         summary="MNIST digits, by the CNN of McMahan et al. 2017; no tables.",
         title="MNIST, {data.clients:,} clients",
         recommended=_DIGITS,
-        make=kinds.image_task,
-        model=kinds.IMAGE_MODEL,
-        explained=kinds.CLASSES_EXPLAINED,
-        tables=False,
+        kind=kinds.IMAGES,
     ),
 }
 """What `load` knows."""
