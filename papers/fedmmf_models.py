@@ -191,7 +191,9 @@ class RatingSource:
     def task(self, name: str, options: Mapping[str, Any], model: Mapping[str, Any]) -> Task:
         about, data = known(name), self.read(name, options)
         title = about.title.format(data=data)
-        return about.kind.make(data, title=title, recommended=about.recommended, **about.fixed, **model)
+        return about.kind.make(
+            data, title=title, recommended=about.recommended, **about.fixed, **model
+        )
 
 
 @dataclass(frozen=True, slots=True)
