@@ -427,7 +427,7 @@ _WORDS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TaskKind:
     """A kind of task: what makes one of data, which `options` of that a user may set, and what
     these and those of the data mean."""
 
@@ -443,9 +443,9 @@ class Kind:
         return {name: known[name].default for name in self.options}
 
 
-CLICKS: Final = Kind(click_task, ("width", "size", "model", "share_users"), _CLICKS)
+CLICKS: Final = TaskKind(click_task, ("width", "size", "model", "share_users"), _CLICKS)
 OWN_CLICKS: Final = replace(CLICKS, explained=_INTERACTIONS)
-RATINGS: Final = Kind(rating_task, ("model", "mask", "penalty", "factors", "refit"), _RATINGS)
-WORDS: Final = Kind(word_task, ("width", "hidden", "negatives", "top"), _WORDS)
-QUESTIONS: Final = Kind(text_task, ("width", "filters"), _CLASSES, tables=False)
-IMAGES: Final = Kind(image_task, ("channels", "hidden"), _CLASSES, tables=False)
+RATINGS: Final = TaskKind(rating_task, ("model", "mask", "penalty", "factors", "refit"), _RATINGS)
+WORDS: Final = TaskKind(word_task, ("width", "hidden", "negatives", "top"), _WORDS)
+QUESTIONS: Final = TaskKind(text_task, ("width", "filters"), _CLASSES, tables=False)
+IMAGES: Final = TaskKind(image_task, ("channels", "hidden"), _CLASSES, tables=False)

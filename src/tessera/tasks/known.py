@@ -32,7 +32,7 @@ from tessera.learning.bound_model import Table
 from tessera.learning.softmax import Softmax
 from tessera.learning.training.settings import LocalTraining
 from tessera.tasks import kinds
-from tessera.tasks.kinds import Kind
+from tessera.tasks.kinds import TaskKind
 from tessera.tasks.task import CentralSettings, PrivateSettings, Recommended, Task
 
 
@@ -47,7 +47,7 @@ class Known:
     summary: str
     title: str
     recommended: Recommended
-    kind: Kind = kinds.CLICKS
+    kind: TaskKind = kinds.CLICKS
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
