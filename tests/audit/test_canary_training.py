@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from torch import nn
 
+from audit.canary_alone import observe_alone
 from tessera.audit.canaries import Guessing
 from tessera.audit.canary_training import (
     FIELD,
@@ -21,7 +22,6 @@ from tessera.audit.canary_training import (
     claimed,
     flipped,
     observe,
-    observe_alone,
     real_learner,
     steep_loss,
     trained,
