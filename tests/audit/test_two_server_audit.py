@@ -216,7 +216,11 @@ def test_the_command_tells_it(folder, capsys):
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80 and "…" not in text
     text = " ".join(text.split())
     assert "recorded rounds, by the leader and the helper" in text and "no claim" in text
-    for kind in (two_server.TOLD_APART, two_server.NAMED, two_server.ALONE):  # each explained once
+    for kind in (
+        two_server.TOLD_APART,
+        two_server.IDENTIFIED,
+        two_server.ALONE,
+    ):  # each explained once
         assert text.count(f"{kind}: of ") == 1
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.errors import MisuseError
-from tessera.privacy.index.bound import CONDITIONS, Promise, in_words, naming_bound
+from tessera.privacy.index.bound import CONDITIONS, Promise, holder_bound, in_words
 from tessera.privacy.index.exposure import TAOBAO, Holders
 from tessera.privacy.index.posterior import pack, posterior
 
@@ -26,7 +26,7 @@ from tessera.privacy.index.posterior import pack, posterior
     ],
 )
 def test_the_formula(holders: int, alike: int, level: float, expected: float) -> None:
-    assert naming_bound(holders=holders, alike=alike, level=level) == pytest.approx(expected)
+    assert holder_bound(holders=holders, alike=alike, level=level) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -36,26 +36,26 @@ def test_the_formula(holders: int, alike: int, level: float, expected: float) ->
 def test_nothing_is_promised_where_nobody_is_alike_or_answers_prove(
     holders: int, alike: int, level: float
 ) -> None:
-    assert naming_bound(holders=holders, alike=alike, level=level) == 1.0
+    assert holder_bound(holders=holders, alike=alike, level=level) == 1.0
 
 
 @given(st.integers(1, 20), st.integers(0, 200), st.floats(0.0, 20.0))
 def test_it_is_a_probability_and_grows_with_holders_and_level(
     holders: int, alike: int, level: float
 ) -> None:
-    bound = naming_bound(holders=holders, alike=alike, level=level)
+    bound = holder_bound(holders=holders, alike=alike, level=level)
     assert min(1.0, holders / max(alike, 1)) <= bound + 1e-12 <= 1.0 + 1e-12
-    assert naming_bound(holders=holders + 1, alike=alike, level=level) >= bound
-    assert naming_bound(holders=holders, alike=alike, level=level + 0.1) >= bound
-    assert naming_bound(holders=holders, alike=alike + 1, level=level) <= bound
+    assert holder_bound(holders=holders + 1, alike=alike, level=level) >= bound
+    assert holder_bound(holders=holders, alike=alike, level=level + 0.1) >= bound
+    assert holder_bound(holders=holders, alike=alike + 1, level=level) <= bound
 
 
 def test_what_is_no_bound_is_refused() -> None:
     for wrong in ({"holders": 0, "alike": 3}, {"holders": 1, "alike": 3, "level": -0.1}):
         with pytest.raises(MisuseError):
-            naming_bound(**wrong)  # type: ignore[arg-type]
+            holder_bound(**wrong)  # type: ignore[arg-type]
     with pytest.raises(MisuseError, match="level"):
-        naming_bound(holders=1, alike=3, level=math.nan)
+        holder_bound(holders=1, alike=3, level=math.nan)
     with pytest.raises(MisuseError, match="counts"):
         Promise(corrupt=-1)
 
@@ -105,7 +105,7 @@ def test_no_posterior_of_clients_alike_exceeds_it(
     found = posterior(
         pack(active[None]), pack(active[holders].any(axis=0)[None]), log_lr[None], prior
     )
-    bound = naming_bound(holders=size, alike=alike, level=level)
+    bound = holder_bound(holders=size, alike=alike, level=level)
     assert found.holds[0].max() <= bound + 1e-9 or found.holds[0].argmax() >= alike
     worst = np.where(np.isin(np.arange(alike), holders), level, -level)
     tight = posterior(
@@ -125,7 +125,7 @@ def test_the_argument_by_exchange_on_all_sets() -> None:
         ratio = np.exp(np.where(np.arange(g) == 0, level, -level))
         weights = {s: math.prod(ratio[list(s)]) for s in itertools.combinations(range(g), h)}
         share = sum(w for s, w in weights.items() if 0 in s) / sum(weights.values())
-        assert share <= naming_bound(holders=h, alike=g, level=level) + 1e-12
+        assert share <= holder_bound(holders=h, alike=g, level=level) + 1e-12
 
 
 def test_a_bound_is_never_told_without_its_conditions() -> None:

@@ -22,7 +22,7 @@ from tessera.report.figures import RunFigures
 from tessera.report.sections import costs, safety, summary
 from tessera.rounds import schemes
 from tessera.rounds.forecast import Forecast
-from tessera.rounds.forecast.naming import naming_forecast
+from tessera.rounds.forecast.identification import identification_forecast
 from tessera.rounds.phases import CATEGORIES
 from tessera.rounds.schemes import SCHEMES, Knowledge, SchemeEntry
 from tessera.tasks import Task, load
@@ -199,7 +199,7 @@ def test_every_forecast_works(entry: SchemeEntry) -> None:
     assert (forecast.work is not None) is entry.masks
     assert (forecast.bytes_between() > 0) is entry.two_servers
     if entry.hides:
-        assert naming_forecast(forecast, rounds=2).as_json()
+        assert identification_forecast(forecast, rounds=2).as_json()
 
 
 @pytest.mark.parametrize("entry", [p for p in FEDERATED if p.values[0].hides])  # type: ignore[attr-defined]

@@ -26,11 +26,11 @@ from tessera.audit.transcript import Bits, Indices, Meeting
 from tessera.ids import ClientId
 from tessera.plan import Plan, PrivacyPlan
 from tessera.privacy.index import exposure
-from tessera.privacy.index.bound import Promise, naming_bound
+from tessera.privacy.index.bound import Promise, holder_bound
 from tessera.privacy.index.posterior import (
     CONFIDENT,
     DIGITS,
-    NAMED,
+    IDENTIFIED,
     Floats,
     best_guesses,
     log_ratio_table,
@@ -141,7 +141,7 @@ class AnswerClaim(HolderClaim):
             if more not in drawn:
                 drawn[more] = answers_alone(self.privacy, answered, more)
             mean[here] = drawn[more]
-            most[here] = naming_bound(holders=holders, alike=len(circle.clients), level=level)
+            most[here] = holder_bound(holders=holders, alike=len(circle.clients), level=level)
         shape = circle.truth.shape
         return Claims(*(np.broadcast_to(part[:, None], shape) for part in (mean, most)))
 
@@ -218,8 +218,8 @@ class GuessTrials:
     mean: list[Floats] = field(default_factory=list)  # claims, of each pair
     most: list[Floats] = field(default_factory=list)  # of each guess
     chance: list[Floats] = field(default_factory=list)
-    named: int = 0
-    named_right: int = 0
+    identified: int = 0
+    identified_right: int = 0
 
     def add(self, circle: Circle, holds: Floats, claims: Claims, rng: np.random.Generator) -> None:
         found = best_guesses(holds, circle.truth, rng)
@@ -231,9 +231,9 @@ class GuessTrials:
         self.most.append(claims.most[found.rows, found.clients])
         held = circle.truth.sum(axis=1)
         self.chance.append(held[found.rows] / len(circle.clients))
-        named = holds > NAMED
-        self.named += int(named.sum())
-        self.named_right += int((named & circle.truth).sum())
+        identified = holds > IDENTIFIED
+        self.identified += int(identified.sum())
+        self.identified_right += int((identified & circle.truth).sum())
 
     def findings(
         self, name: str, attacker: str, *, meaning: str, claim: str, spread: float = 0.0
@@ -276,11 +276,12 @@ class GuessTrials:
 
     def _meaning(self, meaning: str, pairs: int, claim: str) -> str:
         text = f"{meaning}. Of {pairs:,} pairs of a row and a holder "
-        if self.named:
-            right, part = self.named_right / self.named, self.named_right / pairs
-            text += f"{part:.1%} are identified; of guesses above {NAMED:.0%} {right:.1%} are right"
+        if self.identified:
+            right, part = self.identified_right / self.identified, self.identified_right / pairs
+            text += f"{part:.1%} are identified; of guesses above {IDENTIFIED:.0%} "
+            text += f"{right:.1%} are right"
         else:
-            text += f"none is identified: no guess is above {NAMED:.0%}"
+            text += f"none is identified: no guess is above {IDENTIFIED:.0%}"
         return f"{text}. {claim}"
 
     @staticmethod

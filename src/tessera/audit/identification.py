@@ -1,21 +1,21 @@
-"""Naming: whose a row is, from everything that all rounds of a run show.
+"""Identification: whose a row is, from everything that all rounds of a run show.
 
 Four attacks, each as good as `privacy/index/posterior.py` makes it:
 
 - *counts against answers*, by the server. A count is positive exactly if a holder is in its sum, so
   that over the rounds the counts of a row copy its holder's own answers and presence.
 - *participation*, by the server. The same without the answers: who was there when a row was in the
-  union or changed, and who when it was not. Newcomers, leavers and dropouts are named by it.
+  union or changed, and who when it was not. It identifies newcomers, leavers and dropouts.
 - *movement*, by one curious client that names every row: it is told the groups of all rows, and
   sees until its next round which of them moved. Its view is computed from the server's: what moves
   follows from the opened sums.
 - *linked rows*, by the server, or either of two: the first attack (without answers the second),
-  and rows whose deltas are collinear have one holder (`links.py`).
+  and rows whose deltas are collinear have one holder (`transcript.py`).
 
-Each is held against what the plan claims for a guess (`claims.py`), twice: the share of right best
+Each is held against what the plan claims for a guess (`guesses.py`), twice: the share of right best
 guesses over all (row, holder) pairs, and the most confident 1 % of the guesses, since a mean hides
-the few who are named for certain. Prior numbers of holders are the true ones, as the formulas of
-`privacy/index/exposure.py` take them.
+the few who are identified for certain. Prior numbers of holders are the true ones, as the formulas
+of `privacy/index/exposure.py` take them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One person: what a run's server knows of the rows of a single client.
 
 The attacks are those of the audit. Where rows are in the clear they are read (`in_the_clear.py`);
-elsewhere they are guessed from everything that all rounds show (`naming.py`, the attack with linked
-rows, which has what the others of the server have). Rounds are taken as they come, with the
-messages of the server (of two: the leader, which opens the same sums as the helper).
+elsewhere they are guessed from everything that all rounds show (`identification.py`, the attack
+with linked rows, which has what the others of the server have). Rounds are taken as they come, with
+the messages of the server (of two: the leader, which opens the same sums as the helper).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tessera.audit.two_server_view import EITHER, TwoServerView
 from tessera.ids import ClientId, RoundId
 from tessera.learning.tables.arrays import Ids
 from tessera.plan import Plan
-from tessera.privacy.index.posterior import DIGITS, NAMED, Floats, chance_of_guess
+from tessera.privacy.index.posterior import DIGITS, IDENTIFIED, Floats, chance_of_guess
 from tessera.simulation.views import ViewEntry
 
 
@@ -30,9 +30,9 @@ from tessera.simulation.views import ViewEntry
 class KnownRows:
     """What the server has of one client's rows after a run.
 
-    `right` is how many of them are rightly taken for the client's: those that are read, or else the
-    expected number of right best guesses, where clients that the attack cannot tell apart share
-    theirs. `sure` are the rows that the server gives the client with a probability above `NAMED`;
+    `right` is how many of them are correctly attributed: those that are read, or else the expected
+    number of right best guesses, where clients that the attack cannot tell apart share theirs.
+    `sure` are the rows that the server gives the client with a probability above `IDENTIFIED`;
     `by_chance` is how many a random guess gets right on average.
     """
 
@@ -102,9 +102,9 @@ class PersonWatch:
 def _guessed(
     circle: Circle, holds: Floats, client: ClientId, rows: Ids
 ) -> tuple[float, Ids, float]:
-    """Rows rightly given to the client, as expected; those for certain; and how many by chance."""
+    """Rows correctly attributed, as expected; those for certain; and how many by chance."""
     place = circle.clients.index(client)
     holders = circle.truth.sum(axis=1)
     chances = chance_of_guess(holds, holders, place)
     right = round(float(chances[circle.truth[:, place]].sum()), DIGITS)
-    return right, rows[holds[:, place] > NAMED], float(holders.sum() / len(circle.clients))
+    return right, rows[holds[:, place] > IDENTIFIED], float(holders.sum() / len(circle.clients))

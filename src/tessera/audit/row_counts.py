@@ -78,7 +78,7 @@ def shares(counted: Counter[int]) -> Holders:
 
 @dataclass(slots=True)
 class _Alike:
-    """Rounds with equal numbers of clients in the union, late dropouts, and rows named by them."""
+    """Rounds with equal numbers of clients in the union, of late dropouts, and of their sets."""
 
     rounds: int = 0
     real: int = 0  # rows of all the clients in the union, over all these rounds
@@ -126,16 +126,16 @@ class LateDropouts:
             return
         held = view.among(self.truth, view.in_union)
         count = view.count
-        named = view.among(view.revealed, sorted(view.revealed)).any(axis=0)
-        empty = (count == 0) | ((count < 0) & ~named)
+        revealed = view.among(view.revealed, sorted(view.revealed)).any(axis=0)
+        empty = (count == 0) | ((count < 0) & ~revealed)
         for client in late:
             own = np.isin(view.union, self.truth[client])
             hits = int((own & empty).sum())
             self._exposed.add(view.period, hits, int(own.sum()))
             self._right.add(view.period, hits, int(empty.sum()))
             self._left.append((client, view.union[empty]))
-        after_naming = len(set(late) & view.revealed.keys())
-        key = (len(view.in_union), len(late), after_naming)
+        after_revealing = len(set(late) & view.revealed.keys())
+        key = (len(view.in_union), len(late), after_revealing)
         alike = self._alike.setdefault(key, _Alike())
         alike.rounds += 1
         alike.real += int(held.sum())
@@ -238,8 +238,8 @@ class Events:
     def take(self, view: RoundView) -> None:
         if not view.finished:
             return
-        named = sorted(view.revealed)
-        holders = view.among(self.truth, named).sum(axis=0)
+        asked = sorted(view.revealed)
+        holders = view.among(self.truth, asked).sum(axis=0)
         held = holders > 0
         members = view.among(view.members, view.survivors)
         left, count = members.sum(axis=0), view.count
@@ -248,9 +248,9 @@ class Events:
         lacking = ~(members & view.among(self.truth, view.survivors)).any(axis=0)
         first = (left == 1) & (count > 0)
         second = (left >= 1) & (count == 0) & lacking
-        self._holders.add(len(named), holders)
-        self._present += len(named)
-        self._gone += len(set(named) - set(view.survivors))
+        self._holders.add(len(asked), holders)
+        self._present += len(asked)
+        self._gone += len(set(asked) - set(view.survivors))
         rows = int(held.sum())
         self._first.add(view.period, int((first & held).sum()), rows)
         self._second.add(view.period, int((second & held).sum()), rows)
@@ -326,7 +326,7 @@ class SoleHolders:
     _present: int = 0
     _gone: int = 0
     _opened: ClusteredTrials = field(default_factory=ClusteredTrials)
-    _named: ClusteredTrials = field(default_factory=ClusteredTrials)
+    _identified: ClusteredTrials = field(default_factory=ClusteredTrials)
     _bound: float = 0.0
     _ratios: dict[tuple[int, int], float] = field(default_factory=dict)
 
@@ -338,14 +338,14 @@ class SoleHolders:
             self._rounds.append(RevealedSets(view.union, dict(view.revealed)))
         if not view.finished:
             return
-        named = sorted(view.revealed)
-        holders = view.among(self.truth, named).sum(axis=0)
+        asked = sorted(view.revealed)
+        holders = view.among(self.truth, asked).sum(axis=0)
         members = view.among(view.members, view.survivors)
         true = members & view.among(self.truth, view.survivors)
         alone = (true.sum(axis=0) == 1) & (view.count >= 0)
-        self._holders.add(len(named), holders)
-        self._present += len(named)
-        self._gone += len(set(named) - set(view.survivors))
+        self._holders.add(len(asked), holders)
+        self._present += len(asked)
+        self._gone += len(set(asked) - set(view.survivors))
         self._opened.add(view.period, int(alone.sum()), int((holders > 0).sum()))
         for at in np.flatnonzero(alone):
             group = tuple(c for c, m in zip(view.survivors, members[:, at], strict=True) if m)
@@ -361,7 +361,7 @@ class SoleHolders:
             min_group=self.plan.secagg(RoundId(0)).quorum,
             dropout=dropout,
         )
-        trials = self._named.trials
+        trials = self._identified.trials
         return [
             self._opened.finding(
                 "sole holder: a row opens as one client's update",
@@ -369,7 +369,7 @@ class SoleHolders:
                 meaning="of the union's rows, those whose sum is one holder's exact update; which "
                 "member that is, its group hides (as far as B)",
             ),
-            self._named.finding(
+            self._identified.finding(
                 "sole holder: the client is identified",
                 claimed=self._bound / trials if trials else 1.0,
                 meaning="of those rows, how often the member with the highest likelihood, given "
@@ -378,14 +378,14 @@ class SoleHolders:
         ]
 
     def _finish(self) -> None:
-        """Name the holders of a period's singleton rows, given all its answers."""
+        """Identify the holders of a period's singleton rows, given all its answers."""
         if self._soles:
             history = History.of(self._rounds)
             for sole in self._soles:
-                self._name(sole, history)
+                self._identify(sole, history)
         self._rounds, self._soles = [], []
 
-    def _name(self, sole: _Sole, history: History) -> None:
+    def _identify(self, sole: _Sole, history: History) -> None:
         column = int(np.searchsorted(history.rows, sole.row))
         at = [history.clients[c] for c in sole.members]
         answers, yes = history.answers[at, column].tolist(), history.yes[at, column].tolist()
@@ -393,7 +393,7 @@ class SoleHolders:
         # Ties are broken at random, the same at every audit.
         rng = np.random.default_rng([int(sole.round_id), int(sole.row)])
         best = rng.permutation(np.flatnonzero(score == score.max()))[0]
-        self._named.add(self._period, int(sole.members[int(best)] == sole.holder), 1)
+        self._identified.add(self._period, int(sole.members[int(best)] == sole.holder), 1)
         possible = [self._ratio(k, y) for k in set(answers) for y in range(1, k + 1)]
         # The holder's likelihood is at most the highest, everybody else's at least the lowest.
         spread = float(np.exp(min(possible) - max(possible))) if len(possible) > 1 else 1.0

@@ -49,7 +49,7 @@ READ, WRITTEN, PUBLIC = "rows fetched", "rows written", "the keys' public part"
 SELECTED: Final = "places selected"
 TOLD_APART: Final = "a real row told from another"
 ALONE: Final = "sole writer: a row opens as one client's update"
-NAMED: Final = "sole writer: the client is identified"
+IDENTIFIED: Final = "sole writer: the client is identified"
 
 
 @dataclass(slots=True)
@@ -64,7 +64,9 @@ class TwoServerAttacks:
     # For all keys of a client in a round, the signs of its pairs.
     _ahead: dict[tuple[str, str], list[Scores]] = field(default_factory=lambda: defaultdict(list))
     _alone: ClusteredTrials = field(default_factory=ClusteredTrials)
-    _named: dict[str, ClusteredTrials] = field(default_factory=lambda: defaultdict(ClusteredTrials))
+    _identified: dict[str, ClusteredTrials] = field(
+        default_factory=lambda: defaultdict(ClusteredTrials)
+    )
     _by_chance: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     _unknown: bool = False  # whether some plain share could not be found
 
@@ -180,7 +182,7 @@ class TwoServerAttacks:
             return
         holder = holds[:, alone].argmax(axis=0)
         hits = int(np.count_nonzero(np.array(scores).argmax(axis=0) == holder))
-        self._named[view.whose].add(int(view.round_id), hits, len(alone))
+        self._identified[view.whose].add(int(view.round_id), hits, len(alone))
         self._by_chance[view.whose] += len(alone) / len(clients)
 
     # --- what came out --------------------------------------------------------------------------
@@ -190,7 +192,7 @@ class TwoServerAttacks:
             *(self._told_apart(whose, what) for whose in PARTIES for what in self._tried),
             self._told_apart(EITHER, PUBLIC),
             self._opened(),
-            *(self._by_name(whose, trials) for whose, trials in self._named.items()),
+            *(self._by_name(whose, trials) for whose, trials in self._identified.items()),
         ]
 
     @property
@@ -231,12 +233,12 @@ class TwoServerAttacks:
 
     def _by_name(self, whose: str, trials: ClusteredTrials) -> Finding:
         found = trials.finding(
-            f"{NAMED}, by {_name(whose)}",
+            f"{IDENTIFIED}, by {_name(whose)}",
             claimed=self._by_chance[whose] / trials.trials if trials.trials else 1.0,
             meaning="of those rows, how often the client whose share is largest there is the "
             "writer; one over the cohort by chance",
         )
-        return replace(found, attacker=whose, kind=NAMED)
+        return replace(found, attacker=whose, kind=IDENTIFIED)
 
 
 def _name(whose: str) -> str:

@@ -53,7 +53,7 @@ FAILED_ROUNDS: Final = "moves over failed rounds"
 KNOWN_ROW: Final = "one known row"
 KNOWN_EXAMPLES: Final = "a known number of examples"
 LINKED: Final = "the member's other rows that are linked"
-RIGHTLY: Final = "a linked row is the member's"
+CORRECT: Final = "a linked row is the member's"
 
 FEWEST: Final = 10
 MOST: Final = 200
@@ -273,7 +273,7 @@ class ValueAttacks:
             f"factor for its, too. B is for observers who know no row: "
             f"{in_words(self.plan.promise.bound())}. Against this one nothing is claimed"
         )
-        for what, values in ((LINKED, linked), (RIGHTLY, right)):
+        for what, values in ((LINKED, linked), (CORRECT, right)):
             found = average(f"{KNOWN_ROW}: {what}", values, claimed=1.0, meaning=meaning)
             yield replace(found, kind=KNOWN_ROW)
 

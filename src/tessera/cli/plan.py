@@ -34,7 +34,7 @@ from tessera.report.numbers import percent, share, size
 from tessera.rounds import schemes
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.forecast.forecast import break_evens, smaller_cap
-from tessera.rounds.forecast.naming import naming_forecast
+from tessera.rounds.forecast.identification import identification_forecast
 from tessera.rounds.noise import noise_of, paper_notes
 from tessera.runs.description import describe_two_server
 from tessera.simulation.calibration import round_seconds
@@ -270,7 +270,9 @@ def describe(
     report["naming"] = None
     if entry.hides and plan.roots and not noise_of(plan).covers_rows:
         rounds = plan.privacy.period_rounds if joined is None else joined
-        report["naming"] = naming_forecast(forecast, rounds=rounds, population=population).as_json()
+        report["naming"] = identification_forecast(
+            forecast, rounds=rounds, population=population
+        ).as_json()
     report["dp"] = None if plan.dp is None else describe_noise(plan)
     report["notes"] = list(notes(report, forecast))
     return report

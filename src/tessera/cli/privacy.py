@@ -28,7 +28,12 @@ from tessera.privacy.dp.guarantee import INDEX_SCOPE, OF_THE_ANSWERS, json_numbe
 from tessera.privacy.index import exposure, known_rows
 from tessera.privacy.index.bound import Promise
 from tessera.privacy.index.exposure import LATER, TAOBAO, Cohort
-from tessera.privacy.index.identification_forecast import MOST_ROWS, NamingForecast, Setting, within
+from tessera.privacy.index.identification_forecast import (
+    MOST_ROWS,
+    IdentificationForecast,
+    Setting,
+    within,
+)
 from tessera.privacy.index.response import LEVELS, IndexPrivacy
 from tessera.report.numbers import count, epsilon, percent, probability, share, size
 from tessera.report.sections.safety import PRESETS, not_covered
@@ -291,7 +296,7 @@ def describe_naming(
         min_group=1 if observed.group else cohort.min_group,
         group=observed.group,
     )
-    found = NamingForecast.of(
+    found = IdentificationForecast.of(
         setting,
         Promise(group=observed.group, corrupt=cohort.colluders),
         dropout=cohort.dropout,

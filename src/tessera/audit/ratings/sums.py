@@ -187,7 +187,7 @@ class OpenedSums:
     _sole: ClusteredTrials = field(default_factory=ClusteredTrials)
     _truly: ClusteredTrials = field(default_factory=ClusteredTrials)
     _mixed: ClusteredTrials = field(default_factory=ClusteredTrials)
-    _named: ClusteredTrials = field(default_factory=ClusteredTrials)
+    _identified: ClusteredTrials = field(default_factory=ClusteredTrials)
     _chance: float = 0.0
     _by_start: ClusteredTrials = field(default_factory=ClusteredTrials)
     _cohorts: float = 0.0
@@ -221,7 +221,7 @@ class OpenedSums:
                     wrong = float(self._true(client, item)[0]) - x - level[client]
                     hits += int(abs(wrong) < NEAR * self.labels.step)
         self._mixed.add(cluster, hits, sum(len(r) for r in raters if len(r) > 1))
-        self._name(seen, known, whose)
+        self._identify(seen, known, whose)
 
     def _raters(self, seen: RatingRound) -> list[tuple[ClientId, ...]]:
         """For each row who truly has a rating in its sum."""
@@ -246,7 +246,9 @@ class OpenedSums:
         rated = self.labels.of[client]
         return rated.masked[rated.at(items)[0]]
 
-    def _name(self, seen: RatingRound, known: list[Linked], whose: list[ClientId | None]) -> None:
+    def _identify(
+        self, seen: RatingRound, known: list[Linked], whose: list[ClientId | None]
+    ) -> None:
         """Guess the client of linked rows: by their groups, and by what it began with."""
         cluster = int(seen.round_id)
         members = {c: self._behind(seen, c) for c in seen.survivors}
@@ -255,7 +257,9 @@ class OpenedSums:
             rows = len(group.at)
             in_all = [c for c, behind in members.items() if behind[group.at].all()]
             guess = in_all[int(rng.integers(len(in_all)))] if in_all else None
-            self._named.add(cluster, rows if guess is not None and guess == client else 0, rows)
+            self._identified.add(
+                cluster, rows if guess is not None and guess == client else 0, rows
+            )
             sizes = np.sum([behind[group.at] for behind in members.values()], axis=0)
             self._chance += float(np.sum(1.0 / np.maximum(sizes, 1)))
             if self.starts is not None:
@@ -282,7 +286,7 @@ class OpenedSums:
         return np.isin(seen.total.items, seen.groups.get(client, np.zeros(0, np.uint64)))
 
     def findings(self) -> list[Finding]:
-        named, started = self._named.trials, self._by_start.trials
+        identified, started = self._identified.trials, self._by_start.trials
         hidden = "its group" if schemes.of(self.plan).by_rows else "the whole cohort"
         return [
             self._sole.finding(
@@ -297,9 +301,9 @@ class OpenedSums:
                 meaning="that come apart, because clients with a row to themselves have given "
                 "away the factors by which the others are solved",
             ),
-            self._named.finding(
+            self._identified.finding(
                 "secure sum: the client of a row of its own is identified",
-                claimed=self._chance / named if named else 1.0,
+                claimed=self._chance / identified if identified else 1.0,
                 meaning=f"one row hides its client in {hidden}; rows with the same factors "
                 "belong together, and their client is in the group of each",
             ),

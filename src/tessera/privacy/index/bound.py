@@ -1,4 +1,4 @@
-"""The naming bound: how likely a holder is named, whatever an observer does, after any rounds.
+"""The bound B: how likely a holder is identified, whatever an observer does, after any rounds.
 
     P(client u holds row r | the whole transcript) <= B = h e^(2L) / (h e^(2L) + g - h)
 
@@ -17,7 +17,7 @@ Exact sums hide a holder only among clients with the same trace in *every* round
 that in one case: fixed groups whose union and sums open over the whole group or not at all, and in
 which everybody names the whole union. (Where answers differ a count is positive only if a holder
 said yes, so that sums copy answers and nobody's trace is forced.) In every other case g = h and
-B = 1: the word is "named". B follows from the plan before a run, never from a run or from the
+B = 1: the word is "identified". B follows from the plan before a run, never from a run or from the
 attack that tests it.
 """
 
@@ -69,14 +69,16 @@ def in_words(bound: float) -> str:
     )
 
 
-def naming_bound(*, holders: int, alike: int, level: float = 0.0) -> float:
+def holder_bound(*, holders: int, alike: int, level: float = 0.0) -> float:
     """B for a row with `holders` honest holders among `alike` honest clients of equal trace.
 
     1 where the trace hides nobody (no more clients alike than holders) or where the level of the
     answers is infinite.
     """
     if holders < 1:
-        raise MisuseError(f"a naming bound is about a row that is held, not by {holders} clients")
+        raise MisuseError(
+            f"a bound on holders is about a row that is held, not by {holders} clients"
+        )
     if not level >= 0.0:  # also refuses nan
         raise MisuseError(f"the level of the answers is 0 or more, not {level}")
     if alike <= holders or math.isinf(level):
@@ -105,7 +107,7 @@ class Promise:
 
     def bound(self, *, holders: int = 1, curious_clients: int = 0) -> float:
         """B against the server, or (`curious_clients` = 1) against one client of the group."""
-        return naming_bound(holders=holders, alike=self.alike(curious_clients=curious_clients))
+        return holder_bound(holders=holders, alike=self.alike(curious_clients=curious_clients))
 
     def with_corrupt(self) -> dict[int, float]:
         """B by members that work with the server: the usual numbers, and the plan's own."""

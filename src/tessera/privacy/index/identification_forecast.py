@@ -1,4 +1,4 @@
-"""NamingForecast: how likely a row's holder is named after k rounds, as a bound and an estimate.
+"""How likely a row's holder is identified after k rounds, as a bound and as an estimate.
 
 The bound B follows from what the plan forces and holds for any attack; the estimate is the rate of
 one, simulated. The audit measures the same rate on a recorded run.
@@ -32,9 +32,9 @@ from tessera.privacy.index.posterior import (
 )
 from tessera.privacy.index.response import IndexPrivacy, Perturbation
 
-# --- naming simulation ----------------------------------------------------------------------------
+# --- simulated transcripts ------------------------------------------------------------------------
 #
-# Simulated transcripts: a federation in a setting, and how often the naming attack is right.
+# A federation in a setting, and how often the attack is right.
 #
 # Answers, counts and unions are drawn as the roles would give them; there are no models and no
 # keys. Rows are independent of each other, so a sample of them estimates the rate of all.
@@ -58,15 +58,15 @@ class Setting:
     population: int = 0  # clients that cohorts are drawn from; 0: the cohort itself
     period_rounds: int = 0  # rounds of a period; 0: one period
     perturbation: Perturbation | None = None
-    dropout: float = 0.0  # of each client, on its own, between naming its rows and the sum
-    min_group: int = 1  # rows named by fewer open nothing
+    dropout: float = 0.0  # of each client, on its own, between its revealed set and the sum
+    min_group: int = 1  # rows that fewer reveal are not opened
     group: int = 0  # fixed groups that open whole or not at all; 0: none
     union: bool = True  # whether the attacker uses the unions beside counts and answers
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.cohort < 1 or 0 < self.population < self.cohort:
             raise MisuseError(
-                f"naming: {self.rounds} rounds of {self.cohort} out of {self.population} clients"
+                f"forecast: {self.rounds} rounds of {self.cohort} out of {self.population} clients"
             )
 
     @property
@@ -243,7 +243,7 @@ class _Bits:
             self.words[:, clients, word] |= values
 
 
-# --- naming forecast ------------------------------------------------------------------------------
+# --- the forecast ---------------------------------------------------------------------------------
 
 MOST_ROWS: Final = 400
 """Rows that are simulated; a rate then has a standard error of 2.5 points at most."""
@@ -256,7 +256,7 @@ CURIOUS: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamingForecast:
+class IdentificationForecast:
     """One setting with nobody dropping out, and the same with late dropouts."""
 
     setting: Setting
@@ -269,7 +269,7 @@ class NamingForecast:
     @classmethod
     def of(
         cls, setting: Setting, promise: Promise, *, dropout: float = 0.0, rows: int = 0
-    ) -> NamingForecast:
+    ) -> IdentificationForecast:
         """`setting` has no dropouts; clients of `promise` that are corrupt hide nobody."""
         if setting.group:
             setting = replace(setting, group=max(1, promise.alike()))
@@ -325,7 +325,7 @@ def rates_json(rates: Rates) -> dict[str, float | None]:
     """Shares of all (row, holder) pairs, but for the last two."""
     return {
         "best_guess": rates.best_guess,
-        "named": rates.named_share,
-        "right_among_named": rates.named_precision if rates.named else None,
+        "named": rates.identified_share,
+        "right_among_named": rates.identified_precision if rates.identified else None,
         "most_confident": rates.most_confident,
     }

@@ -1,4 +1,4 @@
-"""Naming: whose a row is, from everything that many rounds show about it.
+"""Posterior: whose a row is, from everything that many rounds show about it.
 
 In every round a row's count is positive exactly if one of its holders was *active* for it: took
 part, survived to the update, and said yes (where everybody names the whole union: was there). So
@@ -39,7 +39,7 @@ Words = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
-NAMED: Final = 0.9
+IDENTIFIED: Final = 0.9
 """A client is identified as a row's holder if the posterior is above this."""
 CONFIDENT: Final = 0.01
 """The share of all best guesses, by posterior, that are looked at as the most confident."""
@@ -124,7 +124,7 @@ def posterior(
     rows, clients, words = active.shape
     if positive.shape != (rows, words) or log_lr.shape[:2] != (rows, clients):
         raise MisuseError(
-            f"naming: {active.shape} traces, {positive.shape} counts and {log_lr.shape} ratios"
+            f"posterior: {active.shape} traces, {positive.shape} counts and {log_lr.shape} ratios"
         )
     known = np.full_like(positive, ~np.uint64(0)) if known is None else known
     must, may = positive & known, positive | ~known
@@ -136,7 +136,7 @@ def posterior(
         periods = np.full((1, words), ~np.uint64(0))
     else:
         if periods is None or log_lr.shape != (rows, clients, len(periods)):
-            raise MisuseError("naming: perturbed sets need the rounds and the ratios by period")
+            raise MisuseError("posterior: perturbed sets need the rounds and the ratios by period")
         ratio = np.exp(np.clip(log_lr, -SURE, SURE))
         other = perturbation.add * ratio + (1.0 - perturbation.add)
         offered = perturbation.keep * ratio / other
@@ -168,8 +168,8 @@ class Rates:
 
     pairs: int
     right: int  # best guesses that are right: h per row with h holders
-    named: int  # (row, client) pairs with a posterior above NAMED
-    named_right: int
+    identified: int  # (row, client) pairs with a posterior above IDENTIFIED
+    identified_right: int
     confident: int  # the most confident best guesses
     confident_right: int
 
@@ -179,14 +179,14 @@ class Rates:
         return self.right / self.pairs if self.pairs else 0.0
 
     @property
-    def named_share(self) -> float:
+    def identified_share(self) -> float:
         """Named pairs that are right, as a share of all pairs."""
-        return self.named_right / self.pairs if self.pairs else 0.0
+        return self.identified_right / self.pairs if self.pairs else 0.0
 
     @property
-    def named_precision(self) -> float:
-        """Of the named pairs, the share that is right; 1 if nobody is named."""
-        return self.named_right / self.named if self.named else 1.0
+    def identified_precision(self) -> float:
+        """Of the identified pairs, the share that is right; 1 if nobody is identified."""
+        return self.identified_right / self.identified if self.identified else 1.0
 
     @property
     def most_confident(self) -> float:
@@ -229,14 +229,14 @@ def chance_of_guess(holds: Floats, holders: Indices, client: int) -> Floats:
 def rate(holds: Floats, truth: Bits, rng: np.random.Generator) -> Rates:
     """Score posteriors at [row, client] against the truth."""
     guesses = best_guesses(holds, truth, rng)
-    named = holds > NAMED
+    identified = holds > IDENTIFIED
     count = math.ceil(CONFIDENT * len(guesses.right))
     order = np.lexsort((rng.random(len(guesses.right)), -guesses.confidence.round(DIGITS)))
     return Rates(
         pairs=int(truth.sum()),
         right=int(guesses.right.sum()),
-        named=int(named.sum()),
-        named_right=int((named & truth).sum()),
+        identified=int(identified.sum()),
+        identified_right=int((identified & truth).sum()),
         confident=count,
         confident_right=int(guesses.right[order[:count]].sum()),
     )

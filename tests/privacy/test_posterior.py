@@ -221,7 +221,7 @@ def test_a_posterior_is_right_as_often_as_it_says(setting: Setting) -> None:
 
 
 def test_more_rounds_name_more() -> None:
-    named = [simulate(replace(COHORT, rounds=k), rows=200).named_share for k in (2, 4, 8, 16)]
+    named = [simulate(replace(COHORT, rounds=k), rows=200).identified_share for k in (2, 4, 8, 16)]
     assert named == sorted(named)
     assert named[0] < 0.3 and named[-1] > 0.8
 
@@ -229,20 +229,20 @@ def test_more_rounds_name_more() -> None:
 def test_a_guess_is_as_good_as_chance_where_all_leave_one_trace() -> None:
     group = replace(COHORT, group=10, privacy=LEVELS["cpp5"], rounds=40, holders=ONE_HOLDER)
     found = simulate(group, rows=2000)
-    assert found.named == 0
+    assert found.identified == 0
     assert found.best_guess == pytest.approx(0.1, abs=4 * math.sqrt(0.09 / 2000))
 
 
 def test_random_cohorts_name_everybody_even_where_all_name_the_whole_union() -> None:
     drawn = replace(COHORT, privacy=LEVELS["cpp5"], population=120, holders=ONE_HOLDER)
-    assert simulate(replace(drawn, rounds=4), rows=200).named_share < 0.1
-    assert simulate(replace(drawn, rounds=44), rows=200).named_share > 0.9
+    assert simulate(replace(drawn, rounds=4), rows=200).identified_share < 0.1
+    assert simulate(replace(drawn, rounds=44), rows=200).identified_share > 0.9
 
 
 def test_dropouts_name_holders_where_all_name_the_whole_union() -> None:
     whole = replace(COHORT, privacy=LEVELS["cpp5"], rounds=40, holders=ONE_HOLDER)
-    assert simulate(whole, rows=200).named == 0
-    assert simulate(replace(whole, dropout=0.1), rows=200).named_share > 0.8
+    assert simulate(whole, rows=200).identified == 0
+    assert simulate(replace(whole, dropout=0.1), rows=200).identified_share > 0.8
 
 
 def test_belief_propagation_guesses_nearly_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ def test_belief_propagation_guesses_nearly_as_well(monkeypatch: pytest.MonkeyPat
     assert not any(t.posterior(prior).exact.any() for t in transcripts(COHORT, rows=20))
     approximate = simulate(COHORT, rows=400)
     assert abs(approximate.best_guess - exact.best_guess) < 0.05
-    assert approximate.named_precision > 0.9
+    assert approximate.identified_precision > 0.9
 
 
 def test_the_chance_of_a_guess_is_the_mean_over_the_draws_among_equals() -> None:
@@ -286,11 +286,11 @@ def test_rates_count_pairs() -> None:
     truth = np.array([[True, False], [True, True]])
     holds = np.array([[0.95, 0.05], [0.95, 0.5]])
     found = rate(holds, truth, np.random.default_rng(0))
-    assert (found.pairs, found.right, found.named, found.named_right) == (3, 3, 2, 2)
-    assert found.named_share == pytest.approx(2 / 3)
-    assert found.named_precision == found.best_guess == found.most_confident == 1.0
+    assert (found.pairs, found.right, found.identified, found.identified_right) == (3, 3, 2, 2)
+    assert found.identified_share == pytest.approx(2 / 3)
+    assert found.identified_precision == found.best_guess == found.most_confident == 1.0
     nobody = rate(np.zeros((0, 2)), np.zeros((0, 2), bool), np.random.default_rng(0))
-    assert nobody.best_guess == nobody.named_share == nobody.most_confident == 0.0
+    assert nobody.best_guess == nobody.identified_share == nobody.most_confident == 0.0
 
 
 def test_holders_within_a_part_of_the_clients() -> None:
@@ -351,8 +351,8 @@ def test_weighing_several_holders_names_more_and_is_right_more_often() -> None:
     named = np.concatenate([(p.holds > 0.9) & p.exact[:, None] for p, _ in alone])
     truth = np.concatenate([t for _, t in alone])
     found = simulate(setting, rows=500)
-    assert found.named_share > (named & truth).sum() / truth.sum()
-    assert found.named_precision > 0.99
+    assert found.identified_share > (named & truth).sum() / truth.sum()
+    assert found.identified_precision > 0.99
 
 
 def test_classes_and_dynamic_programming_agree(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""How likely a holder is named by a plan: the setting in which that is estimated."""
+"""How likely a plan lets a holder be identified: the setting in which that is estimated."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 from tessera.plan import Plan
 from tessera.privacy.index.exposure import Holders
-from tessera.privacy.index.identification_forecast import MOST_ROWS, NamingForecast, Setting
+from tessera.privacy.index.identification_forecast import MOST_ROWS, IdentificationForecast, Setting
 from tessera.privacy.index.response import LEVELS, IndexPrivacy
 from tessera.rounds import schemes
 from tessera.rounds.forecast.forecast import Forecast
@@ -25,7 +25,9 @@ def answers(plan: Plan) -> IndexPrivacy:
     return LEVELS["cpp5"]
 
 
-def naming_forecast(forecast: Forecast, *, rounds: int, population: int = 0) -> NamingForecast:
+def identification_forecast(
+    forecast: Forecast, *, rounds: int, population: int = 0
+) -> IdentificationForecast:
     """For the first table whose rows a client chooses, after `rounds` rounds of each client.
 
     Where clients meet in fixed groups it is about one of them, as the forecast is.
@@ -46,7 +48,9 @@ def naming_forecast(forecast: Forecast, *, rounds: int, population: int = 0) -> 
         min_group=plan.quorum,
         group=plan.promise.group,
     )
-    return NamingForecast.of(setting, plan.promise, dropout=forecast.dropout, rows=MOST_ROWS // 2)
+    return IdentificationForecast.of(
+        setting, plan.promise, dropout=forecast.dropout, rows=MOST_ROWS // 2
+    )
 
 
 def _common(holders: Holders) -> Holders:
