@@ -37,12 +37,6 @@ COMPLETE: Final = 1_000
 """Clients of a secure sum up to which all mask with all."""
 FEWER: Final = (1.0, 0.5, 0.0)
 """Of the clients that may be missing: what a higher threshold is compared by."""
-HONEST: Final = {
-    NoiseFrom.SERVER: "the server",
-    NoiseFrom.SHARES: "a number of clients",
-    NoiseFrom.EACH: "one of two servers",
-    NoiseFrom.LOCAL: "nobody",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +83,7 @@ class Choices:
         record: dict[str, Any] = {
             "trust": trust.value,
             "scheme": entry.name,
-            "honest": HONEST[trust],
+            "honest": "",
             "noise_in_sum": None,
             "clients_for_a_row": None,
             "bytes_up": None,
@@ -107,6 +101,7 @@ class Choices:
         try:
             noisy = replace(plan, dp=section)
             deviation = noise_of(noisy).in_the_sum
+            record["honest"] = noise_of(noisy).honest
             record["noise_in_sum"] = deviation
             record["clients_for_a_row"] = deviation * math.sqrt(self.rows * self.width)
             up = Forecast(noisy, rows_per_client=min(self.rows, self.catalogue)).bytes_up()

@@ -33,8 +33,9 @@ from tessera.report.figures import RunFigures
 from tessera.report.numbers import score
 from tessera.report.progress import progress
 from tessera.report.terminal import Page
-from tessera.rounds import charged, dp, schemes
+from tessera.rounds import charged, schemes
 from tessera.rounds.events import Event, RoundAbort
+from tessera.rounds.noise import delta_warning
 from tessera.runs.folder import (
     HELPER_KEY,
     PLAN,
@@ -260,7 +261,7 @@ def train(
     with console.status(f"loading {plan.task.name}"):
         task = tasks.load(plan.task.name, data=data, **plan.task.options)
     if plan.dp is not None:
-        warning = dp.delta_warning(plan.dp.delta, task.data.subjects)
+        warning = delta_warning(plan.dp.delta, task.data.subjects)
         if warning:
             console.print(f"note: {warning}", soft_wrap=True)
     aborted: list[RoundAbort] = []

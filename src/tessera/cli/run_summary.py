@@ -15,9 +15,10 @@ from tessera.privacy.index.bound import in_words
 from tessera.report.figures import RunFigures, abort_reasons, in_rounds
 from tessera.report.numbers import count, epsilon, predictor, score, seconds, size
 from tessera.report.terminal import Page
-from tessera.rounds import charged, dp, schemes
+from tessera.rounds import charged, schemes
 from tessera.rounds.charged import NOT_CHARGED
 from tessera.rounds.events import RoundAbort
+from tessera.rounds.noise import noise_of
 from tessera.runs.folder import VIEWS, RunFolder
 
 FEW: Final = 5
@@ -98,7 +99,7 @@ def summary(folder: Path) -> dict[str, Any]:
         "groups_not_finite": sum(r["groups_not_finite"] for r in rounds),
         "ended": next((e["reason"] for e in log.events() if e["event"] == "TrainingEnded"), ""),
         "seconds": sum(r["seconds"] or 0.0 for r in rounds),
-        "still_improving": not dp.follows_from_rounds(log.plan)  # more rounds are another run
+        "still_improving": not noise_of(log.plan).follows_from_rounds  # more rounds are another run
         and still_improving(curve, lower=bool(facts["lower_is_better"])),
     }
     return charged.marked(log.plan, found)

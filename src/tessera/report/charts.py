@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from tessera.report.markup import Markup, join, tag
+from tessera.report.markup import Content, Markup, join, tag
 
 FONT: Final = 13.0
 LINE: Final = 16.0
@@ -162,6 +162,28 @@ def thinned(points: Sequence[Point]) -> list[Point]:
 
 
 # --- curves -------------------------------------------------------------------------------------
+
+
+def figure(
+    name: str,
+    draw: Callable[..., Markup],
+    caption: Content = None,
+    *,
+    width: float = 736.0,
+    heights: tuple[float, float] | None = None,
+) -> Markup:
+    """A chart in two sizes, of which a screen shows one, with a caption.
+
+    `draw` is `lines` or `bars` with all but name, size and class; `heights` are on a wide screen
+    and on a phone.
+    """
+    sizes = [{}, {}] if heights is None else [{"height": each} for each in heights]
+    return tag(
+        "figure",
+        draw(name=name, width=width, class_="wide", **sizes[0]),
+        draw(name=f"{name}-narrow", width=328.0, class_="narrow", **sizes[1]),
+        tag("figcaption", caption) if caption else None,
+    )
 
 
 def lines(

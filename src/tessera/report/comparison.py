@@ -29,8 +29,8 @@ from tessera.report.sections.costs import between, epsilons, helper_time, naming
 from tessera.report.sections.safety import PRESETS, presets_named
 from tessera.report.sections.summary import banners_in_words
 from tessera.report.terminal import Cell, Page, table
-from tessera.rounds import dp
 from tessera.rounds.charged import NOT_CHARGED
+from tessera.rounds.noise import composed
 
 WIDE: Final = 138
 """Columns from which all figures of a run fit one line."""
@@ -112,7 +112,7 @@ def said(run: RunFigures, cell: Cell) -> Cell:
 
 def differences(runs: Sequence[RunFigures]) -> Iterator[str]:
     """Settings that differ, one to a line; a section that some plans lack is one line."""
-    bare = [run.label for run in runs if run.plan.dp is None]
+    bare = [run.label for run in runs if not run.noisy]
     some = 0 < len(bare) < len(runs)
     if some:
         yield f"[dp], a section that is not in the plan of {enumeration(bare)}"
@@ -123,11 +123,11 @@ def differences(runs: Sequence[RunFigures]) -> Iterator[str]:
 
 def in_all(runs: Sequence[RunFigures]) -> str:
     """What runs with noise over the same people add up to; nothing where there is only one."""
-    noisy = [(run.plan, run.finished + run.aborted) for run in runs if run.plan.dp is not None]
+    noisy = [(run.plan, run.finished + run.aborted) for run in runs if run.noisy]
     if len(noisy) < 2 or any(run.test_entropy for run in runs):
         return ""
     try:
-        found = dp.composed(noisy)
+        found = composed(noisy)
     except NoAccount:
         return (
             f"The {len(noisy)} runs with noise are over the same people, and protect different "
@@ -176,7 +176,7 @@ def protection(runs: Sequence[RunFigures]) -> Columns:
             ("longitu-\ndinal ε", [epsilons(run)[1] for run in runs]),
             ("ε\nspent", [spent(run) for run in runs]),
         ]
-    if any(run.plan.dp is not None for run in runs):
+    if any(run.noisy for run in runs):
         columns.append(("ε of\nnoise", [of_noise(run) for run in runs]))
     return [
         *columns,
@@ -206,7 +206,7 @@ def spent(run: RunFigures) -> str:
 
 
 def of_noise(run: RunFigures) -> str:
-    if run.plan.dp is None:
+    if not run.noisy:
         return NOT_APPLICABLE
     return NOT_MEASURED if run.noise_spent is None else epsilon(run.noise_spent[0])
 

@@ -23,6 +23,7 @@ from tessera.privacy.index.exposure import epsilon_longitudinal, epsilon_per_rou
 from tessera.privacy.index.response import IndexPrivacy
 from tessera.report.numbers import NOT_MEASURED
 from tessera.rounds import charged, schemes
+from tessera.rounds.noise import Noise, noise_of
 from tessera.rounds.schemes import SchemeEntry
 from tessera.runs.folder import RunFolder
 
@@ -57,7 +58,7 @@ class RunFigures:
 
     def passed_on(self) -> RunFigures:
         """The run as it is shown to others: the same where there is no [dp]."""
-        if self.plan.dp is None:
+        if not self.noisy:
             return self
         return replace(
             self,
@@ -98,6 +99,16 @@ class RunFigures:
     def entry(self) -> SchemeEntry:
         """What the table of schemes has about it; `ConfigError` if that is nothing."""
         return schemes.named(self.scheme)
+
+    @property
+    def noise(self) -> Noise:
+        """The noise of its plan; an object that answers for none, too."""
+        return noise_of(self.plan)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether its plan has a section [dp]."""
+        return self.plan.dp is not None
 
     @property
     def secure(self) -> bool:

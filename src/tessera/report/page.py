@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -24,48 +25,78 @@ PAGE: Final = "report.html"
 MARK: Final = f'<meta name="generator" content="{GENERATOR}'
 """How a page of ours is known; anything else is not overwritten."""
 
-Section = Callable[[Sequence[RunFigures]], list[Content]]
-SECTIONS: Final[Sequence[tuple[str, str, Section]]] = (
-    ("learning", "Learning", summary.curves),
-    ("schemes", "The schemes in figures", costs.schemes),
-    ("costs", "Traffic and time", costs.traffic),
-    ("privacy", "Privacy", safety.privacy),
-    ("noise", "Noise and budget", noise.noise),
-    ("rows", "Rows", safety.rows),
-    ("knowledge", "Who learns what", safety.knowledge),
-    ("training", "How it was trained", training.training),
-    ("data", "Data", training.data),
-    ("settings", "Settings", training.settings),
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page. `exact`: its measured figures, by field and in words, for its mark."""
+
+    key: str
+    heading: str
+    build: Callable[[Sequence[RunFigures]], list[Content]]
+    exact: Mapping[str, str] = field(default_factory=dict)
+    before_any_round: bool = False  # it makes sense for runs in which no round has finished
+
+    def mark(self, runs: Sequence[RunFigures]) -> Markup | None:
+        """Which figures are exact, where a budget should have paid for them; and whose."""
+        whose = [run for run in runs if run.uncharged(*self.exact)]
+        if not whose:
+            return None
+        names = [self.exact[name] for run in whose for name in run.uncharged(*self.exact)]
+        of = f" (of {enumeration([run.label for run in whose])})" if len(runs) > 1 else ""
+        text = f" {enumeration(list(dict.fromkeys(names)))}{of}."
+        return tag("p", tag("b", f"{NOT_CHARGED}:"), text, class_="mark")
+
+
+SCORES: Final = {"metric": "the metric", "trivial": "baselines"}
+COSTS: Final = {"bytes_up": "bytes", "client_seconds": "times"}
+SECTIONS: Final = (
+    Section("learning", "Learning", summary.curves, SCORES),
+    Section(
+        "schemes",
+        "The schemes in figures",
+        costs.schemes,
+        {**SCORES, **COSTS, "rows_below_quorum": "rows below quorum", "dropouts": "dropouts"},
+    ),
+    Section("costs", "Traffic and time", costs.traffic, COSTS),
+    Section(
+        "privacy",
+        "Privacy",
+        safety.privacy,
+        {"unmasked": "unmasked updates"},
+        before_any_round=True,
+    ),
+    Section("noise", "Noise and budget", noise.noise, SCORES),
+    Section(
+        "rows",
+        "Rows",
+        safety.rows,
+        {"union_rows": "numbers of rows", "singleton_rows": "singleton rows"},
+    ),
+    Section("knowledge", "Who learns what", safety.knowledge, before_any_round=True),
+    Section(
+        "training",
+        "How it was trained",
+        training.training,
+        {
+            "not_finite": "clients that sent zeros",
+            "clipped": "values clipped",
+            "seconds": "wall time",
+            "excluded": "what went wrong",
+        },
+    ),
+    Section(
+        "data",
+        "Data",
+        training.data,
+        {
+            "task.examples": "numbers of examples",
+            "task.facts": "facts about the data",
+            "setup": "figures before the first round",
+        },
+        before_any_round=True,
+    ),
+    Section("settings", "Settings", training.settings, before_any_round=True),
 )
-SHOWN: Final[Mapping[str, Mapping[str, str]]] = {
-    "learning": {"metric": "the metric", "trivial": "baselines"},
-    "schemes": {
-        "metric": "the metric",
-        "trivial": "baselines",
-        "bytes_up": "bytes",
-        "client_seconds": "times",
-        "rows_below_quorum": "rows below quorum",
-        "dropouts": "dropouts",
-    },
-    "costs": {"bytes_up": "bytes", "client_seconds": "times"},
-    "privacy": {"unmasked": "unmasked updates"},
-    "noise": {"metric": "the metric", "trivial": "baselines"},
-    "rows": {"union_rows": "numbers of rows", "singleton_rows": "singleton rows"},
-    "training": {
-        "not_finite": "clients that sent zeros",
-        "clipped": "values clipped",
-        "seconds": "wall time",
-        "excluded": "what went wrong",
-    },
-    "data": {
-        "task.examples": "numbers of examples",
-        "task.facts": "facts about the data",
-        "setup": "figures before the first round",
-    },
-}
-"""The measured figures of each section, by field and in words, for its mark."""
-BEFORE_ANY_ROUND: Final = frozenset({"privacy", "knowledge", "data", "settings"})
-"""Sections that make sense for runs in which no round has finished."""
 
 
 def write(folders: Sequence[Path], out: Path) -> Path:
@@ -109,22 +140,11 @@ def ours(path: Path) -> bool:
         return False
 
 
-def mark(runs: Sequence[RunFigures], key: str) -> Markup | None:
-    """Which figures of a section are exact, where a budget should have paid for them; and whose."""
-    words = SHOWN.get(key, {})
-    whose = [run for run in runs if run.uncharged(*words)]
-    if not whose:
-        return None
-    names = dict.fromkeys(words[name] for run in whose for name in run.uncharged(*words))
-    of = f" (of {enumeration([run.label for run in whose])})" if len(runs) > 1 else ""
-    return tag("p", tag("b", f"{NOT_CHARGED}:"), f" {enumeration(list(names))}{of}.", class_="mark")
-
-
 def page(runs: Sequence[RunFigures]) -> str:
     """The whole document."""
     title = summary.heading(runs)
     started = any(run.finished for run in runs)
-    shown = [s for s in SECTIONS if started or s[0] in BEFORE_ANY_ROUND]
+    shown = [section for section in SECTIONS if started or section.before_any_round]
     versions = ", ".join(sorted({str(run.facts.get("version", "not known")) for run in runs}))
     return document(
         title,
@@ -135,9 +155,9 @@ def page(runs: Sequence[RunFigures]) -> str:
             summary.tiles(runs[0]) if len(runs) == 1 else None,
         ),
         sections=[
-            (key, name, [mark(runs, key), *found])
-            for key, name, build in shown
-            if (found := build(runs))
+            (section.key, section.heading, [section.mark(runs), *found])
+            for section in shown
+            if (found := section.build(runs))
         ],
         foot=f"Trained with tessera {versions}; page written by tessera {__version__}. "
         "Research code: tested against vectors and by attack, without external review.",

@@ -120,6 +120,11 @@ def _made(plan: Plan) -> Noise:
 class Noise:
     """The noise of a plan. This one is none: nothing is clipped, added, or charged for."""
 
+    by: str = ""
+    """Who adds it, as it is printed."""
+    honest: str = ""
+    """Who has to be honest for it, as it is printed."""
+
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
@@ -333,10 +338,6 @@ class Noise:
 class AddedNoise(Noise):
     """Of a plan with [dp]: a budget per unit, for which somebody adds noise to what is clipped."""
 
-    by: str = ""
-    """Who adds it, as it is printed."""
-    honest: str = ""
-    """Who has to be honest for it, as it is printed."""
     opens_all: bool = False
     """Whether every row of a table opens, written or not."""
 
@@ -775,7 +776,7 @@ class ServerNoise(NoiseOnSums):
 class ShareNoise(NoiseOnSums):
     """Every client adds a share of it, before its masks: enough of them have to be honest."""
 
-    by, honest = "clients in shares", "so many clients*"
+    by, honest = "clients in shares", "a number of clients"
     opens_all = True
 
     def share_stream(self, root: Entropy, round_id: RoundId, client: Party) -> Stream | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from tessera.privacy.index.bound import in_words
@@ -24,7 +25,6 @@ from tessera.report.numbers import (
     signed,
     size,
 )
-from tessera.rounds import dp
 from tessera.rounds.schemes import SCHEMES
 
 IN_THE_CLEAR: Final = "in clear"
@@ -144,7 +144,7 @@ def between(run: RunFigures) -> str:
 
 def naming(run: RunFigures) -> str:
     """Whether the server can tell whose a row is after many rounds; or with which probability."""
-    if dp.covers_rows(run.plan):
+    if run.noise.covers_rows:
         return "in its ε"
     return "yes" if run.naming_bound >= 1.0 else f"≤ {percent(run.naming_bound)}"
 
@@ -290,25 +290,14 @@ def bar_figure(
         + (", ".join(f"{k} {say(v)}" for k, v in bar.parts.items()) or NOT_MEASURED)
         for bar in bars
     ]
-    order = categories(runs, [kind for _, kind in kinds])
-
-    def chart(narrow: bool) -> Markup:
-        return charts.bars(
-            bars,
-            order,
-            name=f"{name}-narrow" if narrow else name,
-            title=title,
-            description="; ".join(descriptions) + ".",
-            width=328.0 if narrow else 736.0,
-            class_="narrow" if narrow else "wide",
-        )
-
-    return join(
-        [
-            tag("h3", title),
-            tag("figure", chart(False), chart(True), tag("figcaption", note)),
-        ]
+    chart = partial(
+        charts.bars,
+        bars,
+        categories(runs, [kind for _, kind in kinds]),
+        title=title,
+        description="; ".join(descriptions) + ".",
     )
+    return join([tag("h3", title), charts.figure(name, chart, note)])
 
 
 def category_tables(runs: Sequence[RunFigures]) -> Markup:

@@ -5,25 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
-from tessera.plan import NoiseFrom, NoisyRows
+from tessera.plan import NoisyRows
 from tessera.privacy.dp.guarantee import Guarantee
-from tessera.privacy.dp.noise_setting import MARKS_MOVE, NoiseSetting
-from tessera.privacy.dp.subjects import Printed
+from tessera.privacy.dp.noise_setting import MARKS_MOVE
 from tessera.report import charts
 from tessera.report.figures import RunFigures
 from tessera.report.lineup import baselines
 from tessera.report.markup import Content, Markup, table, tag
 from tessera.report.numbers import epsilon, score, share
-from tessera.rounds import as_printed, dp
+from tessera.rounds.noise import paper_notes
 
-ADDED_BY: Final = {
-    NoiseFrom.SERVER: "the server",
-    NoiseFrom.SHARES: "clients in shares",
-    NoiseFrom.EACH: "each server",
-    NoiseFrom.LOCAL: "every client",
-}
 SETUP, SELECTION, ROUNDS, METRICS = "set-up sum", "popularity of rows", "rounds", "metrics"
 
 
@@ -32,7 +26,7 @@ SCRIPTED: Final = "Insecure test entropy: anybody can draw this noise again, and
 
 def noise(runs: Sequence[RunFigures]) -> list[Content]:
     """Nothing where no run has noise."""
-    noisy = [run for run in runs if run.plan.dp is not None]
+    noisy = [run for run in runs if run.noisy]
     if not noisy:
         return []
     content: list[Content] = [
@@ -59,17 +53,16 @@ def level(run: RunFigures) -> float | None:
 
 
 def kept(run: RunFigures) -> str:
-    section = dp.section(run.plan)
-    if section.printed is not Printed.NONE:
-        return f"ε infinite, {section.epsilon:g} as printed"
+    if run.noise.setting.printed:
+        return f"ε infinite, {run.noise.dp.epsilon:g} by the paper"
     return "ε not known" if level(run) is None else f"ε {epsilon(level(run))}"
 
 
 def trust_of(run: RunFigures) -> str:
-    section = dp.section(run.plan)
+    section = run.noise.dp
     rows = ", selected rows" if section.rows is NoisyRows.SELECTED else ""
     cohorts = ", secret cohorts" if run.plan.drawn_in_secret else ""
-    return f"{run.scheme}, noise by {ADDED_BY[section.trust]}{rows}{cohorts}"
+    return f"{run.scheme}, noise by {run.noise.by}{rows}{cohorts}"
 
 
 def utility(drawn: Sequence[RunFigures], runs: Sequence[RunFigures]) -> Markup:
@@ -85,7 +78,7 @@ def utility(drawn: Sequence[RunFigures], runs: Sequence[RunFigures]) -> Markup:
     ]
     across = dict(baselines(runs))
     for run in runs:
-        if run.plan.dp is None and run.final is not None:
+        if not run.noisy and run.final is not None:
             across[f"{run.label}, no noise"] = run.final
     references = [charts.ReferenceLine(name, value) for name, value in across.items()]
     metric = drawn[0].metric
@@ -94,31 +87,26 @@ def utility(drawn: Sequence[RunFigures], runs: Sequence[RunFigures]) -> Markup:
         for one in series
     )
 
-    def chart(narrow: bool) -> Markup:
-        return charts.lines(
-            series,
-            references,
-            name="utility-narrow" if narrow else "utility",
-            title=f"{metric} against epsilon",
-            description=f"{metric} by epsilon. {words}.",
-            x_label="ε",
-            x_marks=charts.log_marks([x for one in series for x, _ in one.points]),
-            y_label=metric,
-            width=328.0 if narrow else 736.0,
-            height=280.0 if narrow else 380.0,
-            class_="narrow" if narrow else "wide",
-        )
-
+    chart = partial(
+        charts.lines,
+        series,
+        references,
+        title=f"{metric} against epsilon",
+        description=f"{metric} by epsilon. {words}.",
+        x_label="ε",
+        x_marks=charts.log_marks([x for one in series for x, _ in one.points]),
+        y_label=metric,
+    )
     caption = (
         f"{metric} after the last round against the ε that a run has kept. Lines across have no "
         "noise: trivial predictors, which look at everybody's data, and runs without [dp]."
     )
-    return tag("figure", chart(False), chart(True), tag("figcaption", caption))
+    return charts.figure("utility", chart, caption, heights=(380.0, 280.0))
 
 
 def shares_of(run: RunFigures) -> dict[str, float]:
     """What part of the budget each kind of noisy release is, by the inverse of its variance."""
-    setting = dp.noise_setting(run.plan)
+    setting = run.noise.setting
     rounds = max(1, run.finished + run.aborted)
     parts = {ROUNDS: rounds * setting.steps * ((setting.row_moves or 1.0) / setting.noise) ** 2}
     for name, ratio, times in (
@@ -150,17 +138,13 @@ def spending(runs: Sequence[RunFigures]) -> Markup:
         for run in runs
     )
 
-    def chart(narrow: bool) -> Markup:
-        return charts.bars(
-            bars,
-            (SETUP, SELECTION, ROUNDS, METRICS),
-            name="spending-narrow" if narrow else "spending",
-            title="What the budget was spent on",
-            description=f"{words}.",
-            width=328.0 if narrow else 720.0,
-            class_="narrow" if narrow else "wide",
-        )
-
+    chart = partial(
+        charts.bars,
+        bars,
+        (SETUP, SELECTION, ROUNDS, METRICS),
+        title="What the budget was spent on",
+        description=f"{words}.",
+    )
     exact = list(dict.fromkeys(what for run in runs for what in released(run)))
     text = "Shares by the inverse of the noise's variance, in which Gaussian noise adds up. "
     text += (
@@ -168,23 +152,21 @@ def spending(runs: Sequence[RunFigures]) -> Markup:
         if exact
         else "Nothing beside it is released without noise."
     )
-    return tag("figure", chart(False), chart(True), tag("figcaption", text))
+    return charts.figure("spending", chart, text, width=720.0)
 
 
 def released(run: RunFigures) -> tuple[str, ...]:
-    setup = "sum" in run.setup
-    return dp.noise_setting(run.plan, setup=setup).sight.exact
+    return run.noise.setting_with(setup="sum" in run.setup).sight.exact
 
 
 def observers(run: RunFigures) -> list[Content]:
     """Epsilon at the plan's delta after the rounds that were, for every unit and observer."""
     if run.test_entropy:
         return [tag("p", SCRIPTED, class_="note")]
-    section = dp.section(run.plan)
-    setting: NoiseSetting = replace(
-        dp.noise_setting(run.plan, setup="sum" in run.setup), noise=section.noise or 1.0
-    )
-    ledger = setting.ledger(run.finished + run.aborted)  # a round given up stays charged
+    section = run.noise.dp
+    known = run.noise.setting_with(setup="sum" in run.setup)
+    setting = replace(known, noise=section.noise or 1.0)
+    ledger = setting.ledger(run.finished + run.aborted)  # an aborted round stays charged
     seen = setting.sight.observers
     body: list[list[Content]] = []
     given: dict[str, None] = {}
@@ -211,5 +193,5 @@ def observers(run: RunFigures) -> list[Content]:
         note += "Per index: a row in all of a client's examples, or taken out of every one. "
     note += f"All {'; '.join(given)}. " if given else ""
     note += "".join(assumed)
-    printed = [tag("p", f"{line}.") for line in as_printed.notes(as_printed.facts(run.plan))]
+    printed = [tag("p", f"{line}.") for line in paper_notes(run.noise.paper_facts())]
     return [table("Epsilon", head, body, class_="cards"), tag("p", note, class_="note"), *printed]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from tessera.plan import Sharing
@@ -95,7 +96,7 @@ def privacy(runs: Sequence[RunFigures]) -> list[Content]:
         known = KNOWN_ROW.replace("`", "")
         bound = tag("b", in_words(run.naming_bound))
         content.append(tag("p", text, bound, f". {corrupt} {known[0].upper()}{known[1:]}."))
-    silent = dict.fromkeys(r.label for r in plain if r.plan.dp is None)
+    silent = dict.fromkeys(r.label for r in plain if not r.noisy)
     if silent:
         names = enumeration(list(silent))
         content.append(tag("p", f"Nothing has noise under {names}: there is no ε to state."))
@@ -112,7 +113,7 @@ def privacy(runs: Sequence[RunFigures]) -> list[Content]:
         text = "Under insecure test entropy none of these holds: answers can be recomputed."
         content.append(tag("p", text, class_="bad"))
     for run in runs:
-        content += [*unmasked(run), *unchecked(run), *unverified(run)]
+        content += [*unmasked(run), *unchecked(run)]
     content += [tag("h3", "What is not covered")]
     content.append(listing(not_covered([run.scheme for run in runs])))
     if any(run.sampled for run in runs):
@@ -129,14 +130,15 @@ def privacy(runs: Sequence[RunFigures]) -> list[Content]:
 
 def unmasked(run: RunFigures) -> list[Content]:
     """Who sends unmasked updates under a secure scheme, and what that reveals."""
-    if not run.secure or run.plan.security.sharing is Sharing.SECURE:
+    sharing = run.plan.security.sharing
+    if not run.secure or sharing is Sharing.SECURE:
         return []
     bare = run.unmasked
     text = (
         f"On average {count(bare)} of {count(run.cohort)} clients in a round sent unmasked updates"
     )
     why = "the plan sets this for all"
-    if run.plan.security.sharing is Sharing.AUTO:
+    if sharing is Sharing.AUTO:
         limit = fact(run.plan.security.indicator)
         why = (
             "each because its own estimate of the privacy indicator (how far its mask is from its "
@@ -156,27 +158,31 @@ def unmasked(run: RunFigures) -> list[Content]:
     ]
 
 
-def unchecked(run: RunFigures) -> list[Content]:
-    """What two servers can do where fetched rows are not authenticated."""
-    if not run.two_servers or run.plan.two_server.check:
-        return []
-    text = (
+WITHOUT_CHECKS: Final = (
+    (
+        "check",
+        "Rows without authentication",
         "Fetched rows are not authenticated (check = false). A server can change what one client "
         "fetches without being noticed, and read that client's rows off the next sum: both servers "
-        "must follow the protocol, not only one."
-    )
-    return [tag("h3", f"Rows without authentication, {run.label}"), tag("p", text, class_="bad")]
-
-
-def unverified(run: RunFigures) -> list[Content]:
-    """What one client can do to two servers' sums where its keys are not checked."""
-    if not run.two_servers or run.plan.two_server.verify:
-        return []
-    text = (
+        "must follow the protocol, not only one.",
+    ),
+    (
+        "verify",
+        "Keys without a check",
         "The keys that clients write with are not checked (verify = false). One client can write "
-        "every row of a table at once, and neither server notices."
-    )
-    return [tag("h3", f"Keys without a check, {run.label}"), tag("p", text, class_="bad")]
+        "every row of a table at once, and neither server notices.",
+    ),
+)
+"""Checks of [two_server] that a plan may switch off: key, heading, and what is possible then."""
+
+
+def unchecked(run: RunFigures) -> list[Content]:
+    """What is possible between two servers where a check is switched off."""
+    found: list[Content] = []
+    for key, heading, text in WITHOUT_CHECKS:
+        if run.two_servers and not getattr(run.plan.two_server, key):
+            found += [tag("h3", f"{heading}, {run.label}"), tag("p", text, class_="bad")]
+    return found
 
 
 def condition(run: RunFigures) -> str:
@@ -238,35 +244,23 @@ def row_figure(run: RunFigures, at: int) -> Markup:
     alive = {name: points for name, points in series.items() if any(y for _, y in points)}
     never = [name for name, points in series.items() if points and name not in alive]
 
-    def chart(narrow: bool) -> Markup:
-        return charts.lines(
-            [
-                charts.Series(name, points, slot)
-                for slot, (name, points) in enumerate(alive.items())
-            ],
-            name=f"rows{at}-narrow" if narrow else f"rows{at}",
-            title=f"Rows by round, {run.label}",
-            description="; ".join(
-                f"{name}: {count(points[0][1])} in the first round, {count(points[-1][1])} in "
-                "the last"
-                for name, points in alive.items()
-            )
-            + ".",
-            x_label="rounds",
-            y_label="rows",
-            from_zero=True,
-            width=328.0 if narrow else 736.0,
-            height=240.0 if narrow else 280.0,
-            class_="narrow" if narrow else "wide",
-        )
-
-    text = f"None in any round: {enumeration(never)}." if never else None
-    return join(
-        [
-            tag("h3", f"Rows by round, {run.label}"),
-            tag("figure", chart(False), chart(True), tag("figcaption", text) if text else None),
-        ]
+    told = (
+        f"{name}: {count(points[0][1])} in the first round, {count(points[-1][1])} in the last"
+        for name, points in alive.items()
     )
+    title = f"Rows by round, {run.label}"
+    chart = partial(
+        charts.lines,
+        [charts.Series(name, points, slot) for slot, (name, points) in enumerate(alive.items())],
+        title=title,
+        description=f"{'; '.join(told)}.",
+        x_label="rounds",
+        y_label="rows",
+        from_zero=True,
+    )
+    text = f"None in any round: {enumeration(never)}." if never else None
+    drawn = charts.figure(f"rows{at}", chart, text, heights=(280.0, 240.0))
+    return join([tag("h3", title), drawn])
 
 
 def knowledge(runs: Sequence[RunFigures]) -> list[Content]:
