@@ -256,7 +256,7 @@ def test_every_figure_that_compare_passes_on_is_charged_or_public(which, request
 def test_a_runs_own_report_has_exact_figures_and_marks_them(which, request):
     run = request.getfixturevalue(which)
     text = run.report().read_text()
-    for key, names in page.SHOWN.items():
+    for key, names in ((each.key, each.exact) for each in page.SECTIONS if each.exact):
         section = text.partition(f'<section id="{key}"')[2].partition("</section>")[0]
         exact_ones = [name for name in names if not is_charged(run.plan, name)]
         assert bool(section and exact_ones) is (NOT_CHARGED in section), key

@@ -32,8 +32,8 @@ def compare(
         bool,
         typer.Option(
             "--exact",
-            help="Also figures of runs with [dp] that no budget paid for, marked: to keep, not to "
-            "pass on.",
+            help="Also figures of runs with [dp] that are outside the privacy budget, marked: not "
+            "to be published.",
         ),
     ] = False,
     as_json: AsJson = False,

@@ -84,7 +84,7 @@ def keys(
     bundle: BundleFile,
     out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("keys"),
     clients: Annotated[
-        int | None, typer.Option(help="How many, from 0 (default: as many as were packed).")
+        int | None, typer.Option(help="Number of clients (default: as many as were packed).")
     ] = None,
     host: Annotated[
         list[str] | None,
@@ -104,7 +104,7 @@ def keys(
     make_keys(
         out, packed.digest, packed.plan.federation, map(ClientId, range(count)), entropy, hosts
     )
-    typer.echo(f"{out}: keys of leader, helper and {count} clients; keep {out}/authority away")
+    typer.echo(f"{out}: keys of leader, helper and {count} clients; keep {out}/authority offline")
 
 
 def serve(
@@ -112,14 +112,14 @@ def serve(
     keys: Keys,
     state: State,
     rounds: Annotated[
-        int | None, typer.Option(help="End after so many rounds in all (default: never).")
+        int | None, typer.Option(help="End after this many rounds in total (default: never).")
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any that is free.")] = 8400,
+    port: Annotated[int, typer.Option(help="Port; 0: any that is free.")] = 8400,
     plain_http: PlainHttp = False,
     insecure_test_entropy: TestEntropy = None,
 ) -> int:
-    """Lead rounds: clients and the helper dial this address."""
+    """Lead rounds: clients and the helper connect to this address."""
     packed = Bundle.read(bundle)
     certificate = (None, None) if plain_http else (keys / TLS, keys / TLS_KEY)
     address = Address(host, port, *certificate)
@@ -147,7 +147,7 @@ def help_serve(
     state: State,
     insecure_test_entropy: TestEntropy = None,
 ) -> int:
-    """Be the second server: dial the leader, hold half of every report, keep an own model."""
+    """Run the second server: connect to the leader, hold one share of every report."""
     packed = Bundle.read(bundle)
     entropy = entropy_of(insecure_test_entropy, urlsplit(leader).hostname or "")
     keyring = Keyring.read(keys, HELPER, packed.digest)
@@ -160,7 +160,7 @@ def join(
     bundle: BundleFile,
     leader: Annotated[str, typer.Argument(metavar="URL", help="The leader's address.")],
     keys: Annotated[
-        Path, typer.Option(help="The client's folder of keys; with --clients the one above it.")
+        Path, typer.Option(help="The client's folder of keys; with --clients its parent folder.")
     ],
     state: State,
     client: Annotated[int | None, typer.Option(help="Which client this is.")] = None,
@@ -172,15 +172,15 @@ def join(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Where this account keeps which rows met which group, for all federations "
-            "(default: $XDG_STATE_HOME/tessera).",
+            help="Where this user account records which rows were offered to which group, for all "
+            "federations (default: $XDG_STATE_HOME/tessera).",
         ),
     ] = None,
     accept_identification: Annotated[
         bool,
         typer.Option(
             "--accept-identification",
-            help="Offer rows that have met another group: whose they are can then be found, B = 1.",
+            help="Offer rows that another group has seen: their holder can be identified (B = 1).",
         ),
     ] = False,
     insecure_test_entropy: TestEntropy = None,

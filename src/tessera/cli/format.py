@@ -21,7 +21,11 @@ from tessera.rounds import schemes
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 AsCsv = Annotated[
     Path | None,
-    typer.Option("--csv", metavar="FILE", help="Write the figures as CSV; -: to stdout alone."),
+    typer.Option(
+        "--csv",
+        metavar="FILE",
+        help="Write the figures as CSV; - is stdout, with nothing else on it.",
+    ),
 ]
 DataFolder = Annotated[
     Path | None, typer.Option(help="Folder of data sets (default: $TESSERA_DATA).")

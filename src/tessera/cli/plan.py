@@ -263,7 +263,7 @@ def describe(
         report["union"] = describe_union(plan)
     if entry.randomises:
         report["privacy"] = describe_privacy(plan, joined)
-        if not plan.grouped:  # a group that lacks a member opens nothing
+        if not plan.grouped:  # the round of an incomplete group is discarded
             report["late_dropout"] = {t.name: describe_late(forecast, t.name) for t in plan.roots}
     if forecast.work is not None or entry.two_servers:
         report["seconds"] = round_seconds(forecast)

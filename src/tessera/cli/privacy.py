@@ -126,11 +126,14 @@ def privacy(
         ),
     ] = None,
     group: Annotated[
-        int, typer.Option(help="Clients of a fixed group that opens whole or not at all; 0: none.")
+        int,
+        typer.Option(
+            help="Clients of a fixed group, whose round is discarded unless all take part; 0: none."
+        ),
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Epsilon, event probabilities, rows and bytes of randomised index sets; or the inverse."""
+    """Epsilon, rows and bytes of randomised index sets; or probabilities for an epsilon."""
     if not schemes.named(scheme, option="--scheme").randomises:
         refuse_probabilities(scheme, context)
         without_epsilon(scheme, as_json)
@@ -195,7 +198,7 @@ def without_epsilon(scheme: str, as_json: bool) -> None:
     """What a scheme reveals that randomises no index sets, and so has no epsilon."""
     entry = schemes.named(scheme)
     known = entry.knowledge
-    uncovered = not_covered([scheme])[:-1]  # the last is about one run, and there is none
+    uncovered = not_covered([scheme])[:-1]  # the last is about one run
     facts: dict[str, Any] = {
         "scheme": scheme,
         "epsilon": None,
@@ -279,7 +282,7 @@ class Observed:
 def describe_naming(
     privacy: IndexPrivacy, cohort: Cohort, rounds: int, observed: Observed, *, several: bool
 ) -> dict[str, Any]:
-    """How likely a holder is named after so many rounds of each client.
+    """How likely a holder is identified after this many rounds of each client.
 
     The papers' holders are those of 100 clients: among fewer, a row has fewer.
     """
@@ -483,7 +486,7 @@ def lines(
 def dropout_lines(
     reports: Sequence[dict[str, Any]], cohort: Cohort
 ) -> Iterator[tuple[str, list[str] | None]]:
-    """What dropouts do to rows and their groups; a fixed group without a member opens nothing."""
+    """What dropouts do to rows and their groups; the round of an incomplete group is discarded."""
 
     def row(caption: str, read: Callable[[dict[str, Any]], str]) -> tuple[str, list[str]]:
         return caption, [read(report) for report in reports]

@@ -1,7 +1,7 @@
 """`tessera privacy dp`: what noise is worth, per unit and observer; noise for a budget; and rounds.
 
 The command parses and prints; every number comes from the ledger. Two of noise, epsilon and rounds
-are given, and the third is found.
+are given, and the third is computed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def privacy_dp(
         Path | None,
         typer.Argument(
             metavar="[PLAN.toml]",
-            help="A plan with [dp]: unit, noise, budget, sampling and scheme are its.",
+            help="A plan with [dp], in place of the options for its keys and its scheme.",
             show_default=False,
         ),
     ] = None,
@@ -64,7 +64,12 @@ def privacy_dp(
         typer.Option(help="Noise multiplier: standard deviation over the clip."),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="Budget, per unit and at --delta.")] = None,
-    delta: Annotated[float, typer.Option(help="Below one over the number of people.")] = 1e-6,
+    delta: Annotated[
+        float,
+        typer.Option(
+            help="Probability that epsilon does not cover; below one over the number of people."
+        ),
+    ] = 1e-6,
     per_row: Annotated[
         int, typer.Option(help="Unit index: examples of a client that may change with one row.")
     ] = 0,
@@ -73,11 +78,13 @@ def privacy_dp(
     ] = 0.0,
     rounds: Annotated[int | None, typer.Option(help="Rounds that a client is in.")] = None,
     steps: Annotated[int, typer.Option(help="Noisy steps of a client in a round.")] = 1,
-    rate: Annotated[float, typer.Option(help="Share of the units in a batch, or cohort.")] = 1.0,
+    rate: Annotated[
+        float, typer.Option(help="Sampling rate of units in a batch, or of clients in a cohort.")
+    ] = 1.0,
     sampling: Annotated[
         str,
         typer.Option(
-            help="How they are drawn: poisson, fixed-size or none (default: poisson below a rate "
+            help="How they are sampled: poisson, fixed-size or none (default: poisson below a rate "
             "of 1).",
             show_default=False,
         ),
@@ -85,13 +92,13 @@ def privacy_dp(
     coins: Annotated[
         str,
         typer.Option(
-            help="Whose randomness draws them: client, leader, or public (default: client; leader "
-            "for users).",
+            help="Who draws them, and so to whom the sample is secret: client, leader, or public "
+            "(default: client; leader for users).",
             show_default=False,
         ),
     ] = "",
     drawn: Annotated[
-        str, typer.Option(help="Unit subject: whether subjects or records are drawn.")
+        str, typer.Option(help="Unit subject: whether subjects or records are sampled.")
     ] = Drawn.SUBJECTS.value,
     records: Annotated[
         int, typer.Option(help="Records of a person at one client, at most; 0: not stated.")
@@ -101,31 +108,45 @@ def privacy_dp(
     history: Annotated[
         int,
         typer.Option(
-            help="Unit item: later examples whose history an interaction stands in; 0: none."
+            help="Unit item: later examples whose history contains an interaction; 0: none."
         ),
     ] = 0,
     trust: Annotated[
-        str, typer.Option(help="Who adds the noise: server, shares, each or local.")
+        str,
+        typer.Option(
+            help="Who adds the noise: server, shares (of clients), each (of two servers) or local "
+            "(every client)."
+        ),
     ] = "local",
     honest: Annotated[
         int,
-        typer.Option(help="Clients that surely add their own noise to a sum (trust local)."),
+        typer.Option(
+            help="Trust local: honest clients in a sum, each of which adds its own noise."
+        ),
     ] = 1,
     scheme: Annotated[
-        str, typer.Option(help="The scheme: who observes, and what is released exactly.")
+        str,
+        typer.Option(
+            help="The scheme: it decides who observes what, and what is released exactly."
+        ),
     ] = schemes.DEFAULT.value,
-    subjects: Annotated[int, typer.Option(help="People in all, to check --delta; 0: unknown.")] = 0,
+    subjects: Annotated[
+        int, typer.Option(help="Number of people, to check --delta; 0: unknown.")
+    ] = 0,
     cohort: Annotated[int, typer.Option(help="Clients in a round.")] = 100,
     rows: Annotated[int, typer.Option(help="Rows that one unit's contribution moves.")] = 301,
     width: Annotated[int, typer.Option(help="Values per row.")] = 18,
     catalogue: Annotated[
-        int, typer.Option(help="Unit user: rows of the whole table, to compare trusts; 0: do not.")
+        int,
+        typer.Option(
+            help="Unit user: rows of the table, to compare who may add the noise; 0: do not."
+        ),
     ] = 0,
     dropout: Annotated[
-        float, typer.Option(help="Share of a round's clients that may be missing, beside it.")
+        float, typer.Option(help="With --catalogue: share of a round's clients that may drop out.")
     ] = 0.0,
     corrupt: Annotated[
-        int, typer.Option(help="Clients whose shares of noise do not count, beside it.")
+        int, typer.Option(help="With --catalogue: clients whose shares of noise do not count.")
     ] = 0,
     selection: Annotated[
         float,
@@ -135,9 +156,9 @@ def privacy_dp(
 ) -> None:
     """Epsilon of Gaussian noise per item, user and subject, against each observer.
 
-    Give two of --noise, --epsilon and --rounds; the third is found. With --catalogue it says what
-    the same budget costs by who adds the noise: a server, clients in shares, each of two servers,
-    or every client for itself.
+    Give two of --noise, --epsilon and --rounds; the third is computed. With --catalogue it shows
+    what the same budget costs by who adds the noise: a server, clients in shares, each of two
+    servers, or every client.
     """
     if path is not None:
         plan = planned(path)

@@ -22,7 +22,7 @@ from tessera.runs.ranking import FullRanking, full_ranking
 def rank(
     run: Annotated[Path, typer.Argument(help="A run's folder.")],
     top: Annotated[
-        int, typer.Option(min=1, help="Recall and NDCG are among the first so many.")
+        int, typer.Option(min=1, help="Length of the ranked lists of recall and NDCG.")
     ] = 10,
     users: Annotated[int, typer.Option(min=0, help="Most users to look at; 0: all.")] = 0,
     data: DataFolder = None,

@@ -43,7 +43,7 @@ from tessera.rounds.schemes import SchemeEntry
 NEXT: Final = "tessera init purchases.csv"
 """What to do after the demo."""
 SHOWN: Final = 8
-"""Items that are named before "and so many more"."""
+"""Items that are listed before "and ... more"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +226,7 @@ def ratio(part: float | None, whole: float | None) -> str:
 
 
 def known_in_words(known: KnownRows) -> tuple[str, str, str]:
-    """Of one person's items: rightly taken for hers, for certain, and by chance."""
+    """Of one person's items: correctly attributed, with certainty, and by chance."""
     of = len(known.rows)
     if known.read:
         return f"{count(known.right)} of {of} read", f"{len(known.sure)} of {of}", ""

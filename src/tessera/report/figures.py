@@ -199,7 +199,7 @@ class RunFigures:
 
     @property
     def naming_bound(self) -> float:
-        """How likely a holder of a row is named at most, for a row with one holder; 1: no bound."""
+        """How likely the only holder of a row is identified, at most; 1: no bound."""
         return number(self.facts.get("naming_bound")) or 1.0
 
     @property

@@ -49,7 +49,7 @@ def seconds(value: float | None, *, digits: int = 3) -> str:
 
 
 def rounded(value: float, digits: int = 3) -> str:
-    """At least so many significant digits; zeros at the end stay, and so do whole numbers."""
+    """At least this many significant digits; zeros at the end stay, and so do whole numbers."""
     return f"{value:,.{max(0, digits - whole_digits(value, digits))}f}"
 
 

@@ -122,7 +122,7 @@ def shares_of(run: RunFigures) -> dict[str, float]:
 
 
 def spending(runs: Sequence[RunFigures]) -> Markup:
-    """Bars of what each budget went to; what is exact has no bar, and is named."""
+    """Bars of what each budget went to; what is exact has no bar, and is listed."""
     bars = [
         charts.Bar(
             group=run.label,
