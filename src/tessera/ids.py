@@ -21,9 +21,6 @@ StageId = NewType("StageId", int)
 TableId = NewType("TableId", int)
 """A table of the model, 0 .. 2^16 - 1."""
 
-RowIndex = NewType("RowIndex", int)
-"""A row of a table, 0 .. 2^64 - 1."""
-
 SERVER: Final = "server"
 """How messages, logs and recorded views name the aggregation server."""
 

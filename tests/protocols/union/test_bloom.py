@@ -19,10 +19,8 @@ from tessera.errors import ConfigError, MisuseError
 from tessera.protocols.union import bloom
 from tessera.protocols.union.bloom import (
     BloomFilter,
-    Categories,
     Intervals,
     Level,
-    PartitionMap,
     filter_size,
 )
 
@@ -75,15 +73,10 @@ def test_every_id_of_the_union_is_found(cohort: tuple[int, list[set[int]]], seed
 
 @settings(max_examples=40)
 @given(st.data())
-def test_any_monotone_partitions_may_be_combined(data: st.DataObject) -> None:
+def test_partitions_of_any_widths_may_be_combined(data: st.DataObject) -> None:
     domain = data.draw(st.integers(2_000, 3_000))
-    maps: list[PartitionMap] = []
-    for _ in range(data.draw(st.integers(1, 3))):
-        if data.draw(st.booleans()):
-            maps.append(Intervals(domain, data.draw(st.integers(2, 300))))
-        else:
-            starts = data.draw(st.sets(st.integers(1, domain - 1), max_size=20))
-            maps.append(Categories(domain, (0, *sorted(starts))))
+    widths = data.draw(st.lists(st.integers(2, 300), min_size=1, max_size=3))
+    maps = [Intervals(domain, width) for width in widths]
     maps.sort(key=lambda each: each.count)
     held = data.draw(st.sets(st.integers(0, domain - 1), max_size=6))
     encoding = BloomFilter.sized(
@@ -97,16 +90,14 @@ def test_any_monotone_partitions_may_be_combined(data: st.DataObject) -> None:
 def test_a_partition_is_the_range_between_its_first_and_last_id(
     domain: int, data: st.DataObject
 ) -> None:
-    width = data.draw(st.integers(1, domain))
-    starts = data.draw(st.sets(st.integers(0, domain - 1), max_size=9)) | {0}
-    for each in (Intervals(domain, width), Categories(domain, tuple(sorted(starts)))):
-        last = each.count - 1
-        keys = as_ids({0, last // 2, last})
-        first, end = each.first(keys), each.last(keys)
-        assert each.of(first).tolist() == each.of(end).tolist() == keys.tolist()
-        assert (int(first[0]), int(end[-1])) == (0, domain - 1)
-        before = first[1:] - np.uint64(1)
-        assert all(each.of(before) < keys[1:])
+    each = Intervals(domain, data.draw(st.integers(1, domain)))
+    last = each.count - 1
+    keys = as_ids({0, last // 2, last})
+    first, end = each.first(keys), each.last(keys)
+    assert each.of(first).tolist() == each.of(end).tolist() == keys.tolist()
+    assert (int(first[0]), int(end[-1])) == (0, domain - 1)
+    before = first[1:] - np.uint64(1)
+    assert all(each.of(before) < keys[1:])
 
 
 def test_the_server_scans_only_partitions_that_are_present(
@@ -298,8 +289,6 @@ def test_layouts_that_cannot_work_are_refused() -> None:
         BloomFilter.sized(BILLIONS, 1_000, false_positive_rate=0.0)
     with pytest.raises(ConfigError, match="domain"):
         BloomFilter.sized(2**64 + 1, 1_000)
-    with pytest.raises(ConfigError, match="start"):
-        Categories(10, (0, 5, 5))
     with pytest.raises(ConfigError, match="identity"):
         Level(Intervals(10, 1), 9, 0)
 

@@ -18,8 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -47,33 +46,12 @@ _STEP_RATE: Final = 1 / 64  # and lets a quarter as many strangers through as th
 _BLOCK: Final = 1 << 18  # candidates tested at once: 2 MB
 
 
-class PartitionMap(Protocol):
-    """A monotone map from ids to partitions 0 .. count - 1, each of which is a range of ids."""
-
-    @property
-    def domain(self) -> int:
-        """Ids are 0 .. domain - 1."""
-
-    @property
-    def count(self) -> int:
-        """Number of partitions."""
-
-    def of(self, ids: Ids) -> Ids:
-        """The partition of each id."""
-
-    def first(self, partitions: Ids) -> Ids:
-        """The smallest id of each partition."""
-
-    def last(self, partitions: Ids) -> Ids:
-        """The largest id of each partition."""
-
-    def span(self, partitions: int) -> int:
-        """The most ids that this many partitions can hold."""
-
-
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Ranges of equal width. Width 1 is the ids themselves."""
+    """Partitions 0 .. count - 1 of the ids 0 .. domain - 1: ranges of equal width.
+
+    Width 1 is the ids themselves.
+    """
 
     domain: int
     width: int
@@ -88,67 +66,33 @@ class Intervals:
         return -(-self.domain // self.width)
 
     def of(self, ids: Ids) -> Ids:
+        """The partition of each id."""
         keys: Ids = np.zeros_like(ids)
         if self.width < 2**64:  # else it is one interval, and no 64-bit word holds its width
             keys = ids // np.uint64(self.width)
         return keys
 
     def first(self, partitions: Ids) -> Ids:
+        """The smallest id of each partition."""
         return partitions * np.uint64(self.width % 2**64)
 
     def last(self, partitions: Ids) -> Ids:
+        """The largest id of each partition."""
         first = self.first(partitions)
         left = np.uint64(self.domain - 1) - first
         last: Ids = first + np.minimum(np.uint64(self.width - 1), left)
         return last
 
     def span(self, partitions: int) -> int:
+        """The most ids that this many partitions can hold."""
         return min(self.domain, partitions * self.width)
 
 
 @dataclass(frozen=True, slots=True)
-class Categories:
-    """One level of a category tree whose leaves are numbered in the tree's order.
-
-    `starts` has the first id of each category. A tree of several levels is several of these.
-    """
-
-    domain: int
-    starts: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        check_domain(self.domain)
-        ascending = all(a < b for a, b in zip(self.starts, self.starts[1:], strict=False))
-        if not self.starts or self.starts[0] != 0 or not ascending:
-            raise ConfigError("bloom: categories start at 0 and at growing ids after it")
-        if self.starts[-1] >= self.domain:
-            raise ConfigError(f"bloom: a category starts outside the domain of {self.domain}")
-
-    @property
-    def count(self) -> int:
-        return len(self.starts)
-
-    def of(self, ids: Ids) -> Ids:
-        return (np.searchsorted(_as_ids(self.starts), ids, side="right") - 1).astype(np.uint64)
-
-    def first(self, partitions: Ids) -> Ids:
-        return _as_ids(self.starts)[partitions]
-
-    def last(self, partitions: Ids) -> Ids:
-        ends = np.append(_as_ids(self.starts)[1:] - np.uint64(1), np.uint64(self.domain - 1))
-        return ends[partitions]
-
-    def span(self, partitions: int) -> int:
-        ends = (*self.starts[1:], self.domain)
-        widths = sorted((b - a for a, b in zip(self.starts, ends, strict=True)), reverse=True)
-        return sum(widths[:partitions])
-
-
-@dataclass(frozen=True, slots=True)
 class Level:
-    """A filter of `cells` words over the partitions of one map; 0 hashes is the identity map."""
+    """A filter of `cells` words over the partitions of one width; 0 hashes is the identity map."""
 
-    partition: PartitionMap
+    partition: Intervals
     cells: int
     hashes: int
 
@@ -162,7 +106,7 @@ class Level:
             )
 
     @classmethod
-    def sized(cls, partition: PartitionMap, capacity: int, rate: float) -> Level:
+    def sized(cls, partition: Intervals, capacity: int, rate: float) -> Level:
         """The papers' formula, or the identity map where that is not larger."""
         cells, hashes = filter_size(min(capacity, partition.count), rate)
         if partition.count <= cells:
@@ -231,7 +175,7 @@ class BloomFilter:
         domain: int,
         capacity: int,
         *,
-        partitions: Sequence[PartitionMap] = (),
+        partitions: Sequence[Intervals] = (),
         false_positive_rate: float = FALSE_POSITIVE_RATE,
         false_negative_rate: float = FALSE_NEGATIVE_RATE,
         seed: int = 0,
@@ -371,11 +315,11 @@ def _default_levels(domain: int, capacity: int) -> tuple[Level, ...]:
         width <<= _STEP_BITS
 
 
-def _whole(partition: PartitionMap) -> tuple[Ids, Ids]:
+def _whole(partition: Intervals) -> tuple[Ids, Ids]:
     return np.zeros(1, dtype=np.uint64), np.array([partition.count - 1], dtype=np.uint64)
 
 
-def _under(above: PartitionMap, keys: Ids, below: PartitionMap) -> tuple[Ids, Ids]:
+def _under(above: Intervals, keys: Ids, below: Intervals) -> tuple[Ids, Ids]:
     """For each sorted key above, the range of keys below that its ids can have, without overlap."""
     first, last = below.of(above.first(keys)), below.of(above.last(keys))
     again = np.zeros(keys.size, dtype=np.bool_)
@@ -410,8 +354,3 @@ def _ranges(first: Ids, last: Ids, limit: int) -> Iterator[Ids]:
             origin[0] += np.uint64(offset)
             yield np.repeat(origin, taken) + where.astype(np.uint64)
         limit -= min(int(end[-1]), limit)
-
-
-@lru_cache(maxsize=8)
-def _as_ids(values: tuple[int, ...]) -> Ids:
-    return np.array(values, dtype=np.uint64)

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from tessera.errors import ConfigError
 from tessera.protocols.union import bloom, decoys, sizing
-from tessera.protocols.union.bloom import BloomFilter, PartitionMap
+from tessera.protocols.union.bloom import BloomFilter, Intervals
 from tessera.protocols.union.encoding import UnionEncoding, check_domain
 from tessera.protocols.union.sumtable import SumTable
 
@@ -26,7 +26,7 @@ def choose(
     max_rows: int,
     *,
     expected_union: int | None = None,
-    partitions: Sequence[PartitionMap] = (),
+    partitions: Sequence[Intervals] = (),
     encoding: EncodingChoice = EncodingChoice.AUTO,
     decoy_share: float = decoys.SHARE,
     false_positive_rate: float = bloom.FALSE_POSITIVE_RATE,
