@@ -39,6 +39,8 @@ BY_RATIO: Final = ("ms", "MB")
 """Units of figures beside which stands their ratio to the paper's."""
 SHORT: Final = 26
 """Characters of row labels that are not broken."""
+MARKS: Final = 6
+"""Marks for which a narrow axis has room; where there are more, those at powers of ten stay."""
 COLOURS: Final = {HOLDS: "green", FAILS: "red"}
 MISSING: Final = {"": NOT_APPLICABLE, "-": NOT_APPLICABLE}
 CLASSES: Final = {HOLDS: "good", FAILS: "bad"}
@@ -290,8 +292,10 @@ def shown(name: str, made: Grid, cells: Sequence[Cell], style: Style) -> list[Co
         content.append(drawn(f"{name}-{at}", chart))
     body: list[list[Content]] = [
         [
-            tag("span", text, class_="free") if head == "note" else MISSING.get(text, text)
-            for text, (head, _) in zip(line, made.head, strict=True)
+            tag("span", text, class_="free")
+            if head == "note"
+            else MISSING.get(text, unbroken(text, side))
+            for text, (head, side) in zip(line, made.head, strict=True)
         ]
         for line in made.body
     ]
@@ -300,6 +304,11 @@ def shown(name: str, made: Grid, cells: Sequence[Cell], style: Style) -> list[Co
     if style.below:
         content.append(tag("p", style.below, class_="note"))
     return content
+
+
+def unbroken(text: str, side: str) -> str:
+    """A figure and what stands in brackets beside it are on one line."""
+    return text.replace(" ", NBSP) if side == "right" else text
 
 
 def drawn(name: str, chart: Chart) -> Markup:
@@ -313,6 +322,10 @@ def drawn(name: str, chart: Chart) -> Markup:
         for label, points in chart.curves.items()
     )
 
+    marks = charts.log_marks([x for curve in series for x, _ in curve.points])
+    if len(marks) > MARKS:
+        marks = [mark for mark in marks if mark[0].is_integer()]
+
     def lines(narrow: bool) -> Markup:
         return charts.lines(
             series,
@@ -321,7 +334,7 @@ def drawn(name: str, chart: Chart) -> Markup:
             title=chart.title,
             description=f"By {chart.x_label}: {words}.",
             x_label=chart.x_label,
-            x_marks=charts.log_marks([x for curve in series for x, _ in curve.points]),
+            x_marks=marks,
             y_label=chart.y_label,
             width=328.0 if narrow else 736.0,
             height=300.0 if narrow else 420.0,
