@@ -367,7 +367,7 @@ class CommittedOutcomes:
         """How a round ended, as far as its clients may know; None if it has not."""
         if self._last is not None and self._last[0] == round_id:
             return self._last[1]
-        found = event_of(self._database, round_id)
+        found = outcome_text(self._database, round_id)
         if not found:
             return None
         self._last = round_id, outcome_of(json.loads(found))
@@ -377,7 +377,7 @@ class CommittedOutcomes:
         return last_rounds(self._database)
 
 
-def event_of(database: sqlite3.Connection, round_id: RoundId) -> str:
+def outcome_text(database: sqlite3.Connection, round_id: RoundId) -> str:
     """How a round ended, as JSON; "" if it has not."""
     found = database.execute(
         "SELECT data FROM event WHERE round_id = ? ORDER BY number DESC LIMIT 1", (int(round_id),)

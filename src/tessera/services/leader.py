@@ -28,7 +28,7 @@ from tessera.rounds.events import RoundAbort, RoundFinished, as_json
 from tessera.rounds.roles import RoundServer, ServerParty
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.two_server.leader import LeaderRound
-from tessera.services.journal import Journal, event_of
+from tessera.services.journal import Journal, outcome_text
 from tessera.services.journal_stores import JournalKeys, entries, store_role, stored_role
 from tessera.services.link import (
     ACCEPTED,
@@ -194,7 +194,7 @@ class LeaderService:
 
     def outcome(self, round_id: RoundId) -> str:
         """How a round ended, as JSON; "" if it has not."""
-        return event_of(self.journal.database, round_id)
+        return outcome_text(self.journal.database, round_id)
 
     def view(self, peer: Party) -> LinkView | None:
         """How the link with this peer stands on disk, with what is on its way; None before its
@@ -236,7 +236,8 @@ class LeaderService:
         for peer, (round_id, number) in (acknowledged or {}).items():
             if self.links[peer].round_id == round_id:
                 self._acknowledge(peer, number)
-        old = not self.is_over and self._is_old_copy
+        drawn = self.drawn
+        old = not self.is_over and drawn is not None and self.believes(self.claims, drawn.named)
         if not requests and not old:
             return []
         with self.journal.step():
@@ -252,14 +253,16 @@ class LeaderService:
         except OldCopy:
             self.claims.add(peer)
 
+    def believes(self, claims: Collection[Party], clients: Collection[ClientId]) -> bool:
+        """Whether the leader's state is an old copy, if these remember more than it does: the
+        helper is among them, or no quorum of these clients is left without them. One client that
+        says so is believed by nobody."""
+        return HELPER in claims or len(claims) > len(clients) - self.least_clients
+
     @property
-    def _is_old_copy(self) -> bool:
-        """Whether the helper has more than was sent, or so many clients that no quorum is left. One
-        client that says so is believed by nobody, and leaves the round alone."""
-        if self.drawn is None or not self.claims:
-            return False
-        spare = len(self.drawn.named) - self.plan.least_survivors
-        return HELPER in self.claims or len(self.claims) > spare
+    def least_clients(self) -> int:
+        """With fewer there is no sum."""
+        return self.plan.least_survivors
 
     def _take(self, request: MessageRequest) -> Answer:
         link, message = self.links[request.peer], request.message

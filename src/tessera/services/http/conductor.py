@@ -100,7 +100,7 @@ class Conductor:
     def waits(self, client: ClientId, behind: RoundId | None) -> None:
         """This client is free for a round behind that one."""
         self._free[client] = behind
-        if self.leader is not None and len(self._free) >= self.leader.plan.least_survivors:
+        if self.leader is not None and len(self._free) >= self.leader.least_clients:
             self._wake.set()
 
     def ahead(self, peer: Party) -> None:
@@ -226,12 +226,9 @@ class Conductor:
         since = time.monotonic() - self._ended
         if free >= len(leader.clients):
             return self._deadlines.pause - since
-        if free >= leader.plan.least_survivors:
+        if free >= leader.least_clients:
             return max(self._deadlines.pause, self._deadlines.join) - since
         return FOREVER
 
     def _is_old_copy(self, leader: LeaderService) -> bool:
-        """Whether the helper is ahead of the leader, or so many clients that no quorum is left. One
-        client that says so is believed by nobody."""
-        spare = len(leader.clients) - leader.plan.least_survivors
-        return HELPER in self._ahead or len(self._ahead) > spare
+        return leader.believes(self._ahead, leader.clients)
