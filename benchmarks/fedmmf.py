@@ -28,7 +28,7 @@ from tessera.data.ratings import Attributes, RatingData, rating_data
 from tessera.plan import Plan, PrivacyPlan, SecurityPlan, Sharing, SimulationPlan
 from tessera.rounds.events import RoundFinished
 from tessera.runs.training import Training, complete
-from tessera.simulation.stopwatch import TRAIN
+from tessera.simulation.subcohort import TRAIN
 from tessera.tasks import Task, known, rating_task
 
 CLIENTS: Final = 100

@@ -42,9 +42,9 @@ from tessera.protocols.two_server.read.row_tags import RowTagCache, row_digests
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.two_server.client import TwoServerClientRound
+from tessera.rounds.two_server.domain import two_server_params
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound
-from tessera.rounds.two_server.params import two_server_params
 from tessera.rounds.words import RoundResult
 from tessera.simulation.cohort_training import between_messages
 from tessera.simulation.simulator import WORK, Simulator, Work

@@ -47,7 +47,7 @@ from tessera.simulation import views
 from tessera.simulation.cohort_training import between_messages
 from tessera.simulation.faults import Drop, Fault
 from tessera.simulation.simulator import PhaseEnd, Simulator
-from tessera.simulation.stopwatch import Counted, Stopwatch
+from tessera.simulation.subcohort import Counted, Stopwatch
 from tessera.simulation.views import Views
 
 USERS: Final = 49_023

@@ -27,7 +27,7 @@ import tessera
 from tessera.cli import main as cli
 from tessera.rounds.events import Event
 from tessera.runs import folder as runs
-from tessera.simulation import run_shapes
+from tessera.simulation import views
 
 ROOT: Final = Path(__file__).parents[1]
 DOCS: Final = ROOT / "docs"
@@ -125,7 +125,7 @@ def run_files() -> str:
     """The files of a run's folder, run.json and the events."""
     parts = ["# Files and events of a run", "", "```text", inspect.getdoc(runs) or "", "```", ""]
     parts += ["## run.json", "", "| field | type |", "|---|---|"]
-    parts += [f"| `{name}` | {shape} |" for name, shape in leaves(run_shapes.FACTS)]
+    parts += [f"| `{name}` | {shape} |" for name, shape in leaves(views.FACTS)]
     parts += ["", "## Events", "", "One JSON object a line in `events.jsonl`, its kind in `event`."]
     for kind in get_args(Event):
         parts += ["", f"### {kind.__name__}", "", inspect.getdoc(kind) or "", ""]

@@ -46,8 +46,7 @@ from tessera.runs.learners import Trainer
 from tessera.runs.run_root import ROOT
 from tessera.runs.setup import SetupProgress
 from tessera.runs.training import Training, complete
-from tessera.runs.truth import write_labels, write_truth
-from tessera.simulation.two_server import write_box_key
+from tessera.runs.truth import write_box_key, write_labels, write_truth
 from tessera.simulation.views import StreamedViews, Views
 from tessera.tasks import Task
 

@@ -25,9 +25,8 @@ from tessera.crypto.secret import Secret
 from tessera.ids import HELPER, SERVER, ClientId
 from tessera.plan import Plan, Scheme, TwoServerPlan
 from tessera.runs.folder import HELPER_KEY, TRUTH, VIEWS, RunFolder
-from tessera.runs.truth import write_truth
+from tessera.runs.truth import write_box_key, write_truth
 from tessera.simulation.faults import Drop, random_dropouts
-from tessera.simulation.two_server import write_box_key
 from tessera.simulation.views import StreamedViews
 
 READ = "rows fetched: a real row told from another, by the {}"

@@ -24,7 +24,7 @@ from tessera.rounds.forecast import Forecast
 from tessera.rounds.forecast.forecast import break_even
 from tessera.rounds.forecast.rows import even_holders, spread
 from tessera.rounds.forecast.secagg import some
-from tessera.rounds.two_server.write_cost import write_cost
+from tessera.rounds.two_server.domain import write_cost
 from tessera.simulation import population
 from tessera.simulation.federation import Federation
 

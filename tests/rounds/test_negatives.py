@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from tessera.crypto.secret import Secret
-from tessera.rounds.negatives import with_negatives
+from tessera.rounds.root import with_negatives
 
 ROWS = 5_000
 OWN = np.arange(0, 400, 4, dtype=np.uint64)

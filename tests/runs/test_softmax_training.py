@@ -14,8 +14,7 @@ from tessera.learning.training.settings import LocalTraining
 from tessera.plan import Plan, PrivacyPlan, SimulationPlan, UnionPlan
 from tessera.plan.dp import DPPlan
 from tessera.protocols.plain import PlainRows
-from tessera.rounds.negatives import with_negatives
-from tessera.rounds.root import lasting_secret
+from tessera.rounds.root import lasting_secret, with_negatives
 from tessera.runs.held import HeldRows
 from tessera.runs.training import Training, complete
 from tessera.services.journal import Journal

@@ -21,12 +21,12 @@ from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.keys import SigningKey
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.plan import ServicePlan
-from tessera.runs.logs import JsonLog
 from tessera.services.http.app import LeaderApp, create_app
 from tessera.services.http.conductor import FOREVER, Conductor
 from tessera.services.http.requests import RequestChecker, signed_headers
 from tessera.services.keyring import Directory
 from tessera.services.leader import LeaderService
+from tessera.services.logs import JsonLog
 from tessera.simulation.two_server import TwoServerSetup
 
 PLAN: Final = plan("secure-fedavg", cohort=4)

@@ -25,7 +25,6 @@ from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.keys import SigningKey
 from tessera.ids import ClientId, RoundId
 from tessera.plan import ServicePlan
-from tessera.runs.logs import JsonLog
 from tessera.services.client import ClientService
 from tessera.services.group_commit import GroupCommit
 from tessera.services.http import FIRST, RECEIVED, dialer, requests
@@ -34,6 +33,7 @@ from tessera.services.http.dialer import Dialer, LeaderRefuses
 from tessera.services.journal import Moment
 from tessera.services.keyring import Keyring
 from tessera.services.link import LinkStanding, Numbered
+from tessera.services.logs import JsonLog
 
 PLAN: Final = plan("secure-fedavg", cohort=4)
 QUICK: Final = ServicePlan(poll=0.01, retry=0.001)

@@ -15,9 +15,9 @@ pytest.importorskip("h11")
 
 from tessera.errors import ConfigError
 from tessera.plan import ServicePlan
-from tessera.runs.logs import JsonLog
 from tessera.services.http import dialer
 from tessera.services.http.dialer import LeaderRefuses
+from tessera.services.logs import JsonLog
 
 SECRET = "row 4711"
 

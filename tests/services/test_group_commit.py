@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tessera.runs.logs import JsonLog
 from tessera.services import group_commit
 from tessera.services.group_commit import GroupCommit
 from tessera.services.journal import Journal, JournalFailed, Moment
 from tessera.services.link import NumberConflict
+from tessera.services.logs import JsonLog
 
 
 class Party:

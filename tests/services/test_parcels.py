@@ -18,7 +18,6 @@ from services.asking import MemoryConnection
 from services.service_lab import Lab
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.plan import ServicePlan, TwoServerPlan
-from tessera.runs.logs import JsonLog
 from tessera.services.group_commit import GroupCommit
 from tessera.services.http import requests as parcel
 from tessera.services.http.app import LeaderApp, create_app
@@ -27,6 +26,7 @@ from tessera.services.http.connection import LeaderConnection
 from tessera.services.http.dialer import Dialer
 from tessera.services.http.requests import RequestChecker
 from tessera.services.keyring import Directory, Keyring
+from tessera.services.logs import JsonLog
 
 BUNDLE: Final = b"b" * 32
 QUIET: Final = JsonLog("", quiet=True)

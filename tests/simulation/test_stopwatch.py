@@ -34,7 +34,7 @@ from tessera.rounds.phases import CATEGORIES
 from tessera.rounds.schemes import SCHEMES
 from tessera.simulation import population
 from tessera.simulation.federation import Federation
-from tessera.simulation.stopwatch import Counted, Stopwatch
+from tessera.simulation.subcohort import Counted, Stopwatch
 
 
 def declared(name: str) -> set[type[Any]]:

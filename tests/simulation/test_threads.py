@@ -13,8 +13,8 @@ from rounds.population import federation
 from rounds.shops import finished, model_of, two_server_plan
 from tessera.errors import ConfigError
 from tessera.protocols.two_server.reports import SingleWorker
-from tessera.runs.threads import Threads
 from tessera.simulation.federation import Federation
+from tessera.simulation.two_server import Threads
 
 
 def test_calls_are_made_at_once():

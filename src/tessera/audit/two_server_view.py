@@ -43,7 +43,7 @@ from tessera.protocols.two_server.reports import Layouts, ReportContext, layouts
 from tessera.protocols.two_server.write.sums import dense_stream
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds.messages import UnionOpened
-from tessera.rounds.two_server.params import two_server_params
+from tessera.rounds.two_server.domain import two_server_params
 
 LEADER: Final = "leader"
 HELPER: Final = "helper"

@@ -17,7 +17,6 @@ from tessera.crypto.entropy import Entropy, ScriptedEntropy, SystemEntropy
 from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER, ClientId
 from tessera.plan import Plan
-from tessera.runs.logs import JsonLog
 from tessera.services.bundle import Bundle, pack_synthetic, pack_task
 from tessera.services.deployment import (
     Account,
@@ -32,6 +31,7 @@ from tessera.services.http.dialer import dial
 from tessera.services.http.serving import Address, lead
 from tessera.services.journal import state_of
 from tessera.services.keyring import TLS, TLS_KEY, Keyring, folder_of, make_keys
+from tessera.services.logs import JsonLog
 from tessera.services.offered_rows import OneGroup
 
 BundleFile = Annotated[Path, typer.Argument(metavar="BUNDLE", help="What `tessera pack` wrote.")]

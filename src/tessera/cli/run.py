@@ -46,11 +46,10 @@ from tessera.runs.folder import (
     free_folder,
     never_began,
 )
-from tessera.runs.truth import write_truth
+from tessera.runs.truth import write_box_key, write_truth
 from tessera.simulation import population
 from tessera.simulation.faults import random_dropouts
 from tessera.simulation.federation import Federation
-from tessera.simulation.two_server import write_box_key
 from tessera.simulation.views import StreamedViews, Views
 
 SYNTHETIC_ROUNDS: Final = 10

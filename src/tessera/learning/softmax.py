@@ -6,7 +6,7 @@ whole table in the denominator is estimated from them. Each own row stands for i
 negatives, drawn without regard to their values, for 1 / n of all others: its logit is raised by
 log((rows - own) / n), the correction of sampled softmax (Bengio and Senecal 2003, section 4).
 
-Negatives are drawn from a secret of the client's own (`rounds/negatives.py`), never from the plan's
+Negatives are drawn from a secret of the client's own (`rounds/root.py`), never from the plan's
 seed: whoever can draw them again takes them away, and what is left is the client's own rows.
 """
 

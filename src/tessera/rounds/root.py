@@ -7,14 +7,19 @@ outlives a round does not follow from it: a period's secret, a client's own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Final, TypeAlias
+
+import numpy as np
 
 from tessera import wire
 from tessera.crypto.entropy import Entropy, RootedEntropy
-from tessera.crypto.prg import Label
+from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.ids import ClientId, Party, RoundId
+from tessera.learning.tables.arrays import Ids
 from tessera.plan import Plan
+from tessera.protocols.union import decoys
 from tessera.wire.stored import Context
 
 NAME: Final = "root"
@@ -69,3 +74,26 @@ def coins_of(root: RootedEntropy) -> Secret:
 def simulated_coins(entropy: Entropy, plan: Plan, round_id: RoundId, client: ClientId) -> Secret:
     """The same of a simulated client, whose round roots follow from the run's."""
     return coins_of(draw_root(entropy, plan, round_id, client))
+
+
+# --- negatives ------------------------------------------------------------------------------------
+#
+# Negatives: rows that a client takes beside its own, so that a softmax has more than its targets.
+#
+# They are drawn from the client's lasting secret, once and for good: negatives drawn anew leave
+# the client's own rows in the intersection of what it asked for before and after. They count as
+# the client's rows everywhere: under `max_rows`, in unions, answers, downloads and updates. What
+# they hide and what not: docs/threat-model.md.
+
+
+def with_negatives(
+    real: Mapping[str, Ids], table: str, rows: int, negatives: int, secret: Secret
+) -> dict[str, Ids]:
+    """A client's rows by table, with `negatives` others of this one, which has so many rows.
+
+    Uniform among the rows that are not its own; all of them, if there are no more.
+    """
+    own = real[table]
+    stream = Stream.of(secret, Label.NEGATIVES, table)
+    drawn = decoys.draw_others(own, decoys.WholeTable(rows), stream, negatives)
+    return {**real, table: np.union1d(own, drawn)}

@@ -21,7 +21,7 @@ from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart, T
 from tessera.learning.training.jobs import Job, Learner, Trained, drawn
 from tessera.learning.training.settings import FAILURES, LocalTraining
 from tessera.plan import Plan
-from tessera.rounds.negatives import with_negatives
+from tessera.rounds.root import with_negatives
 from tessera.runs.noisy import cut_examples
 
 

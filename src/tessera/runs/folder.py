@@ -39,8 +39,8 @@ from tessera.errors import ConfigError
 from tessera.plan import Plan
 from tessera.rounds import charged
 from tessera.rounds.events import Event, RoundFinished, as_json
-from tessera.simulation.run_shapes import EVENTS as EVENT_SHAPES
-from tessera.simulation.run_shapes import FACTS, NEEDED, misfit
+from tessera.simulation.views import EVENTS as EVENT_SHAPES
+from tessera.simulation.views import FACTS, NEEDED, misfit
 
 LAYOUT: Final = 2
 """Of the files above. It grows when a reader of the old files would misread the new ones."""

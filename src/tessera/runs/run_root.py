@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -9,7 +10,22 @@ from tessera.crypto.entropy import Entropy, RootedEntropy, ScriptedEntropy
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError
 from tessera.runs.folder import CHECKPOINT, RunFolder
-from tessera.simulation.owner_only import write_owner_only
+
+# --- owner only -----------------------------------------------------------------------------------
+#
+# Files that only their owner may read: secrets, and what only a simulation may know.
+
+
+def write_owner_only(path: Path, content: bytes) -> None:
+    """A new file, on disk when this returns; its mode is set before there is anything in it."""
+    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with os.fdopen(file, "wb") as out:
+        out.write(content)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+# --- run root -------------------------------------------------------------------------------------
 
 ROOT: Final = "root.key"
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from tessera.data.examples import LABEL, ClientData
 from tessera.ids import ClientId
 from tessera.learning.rating_models import BASE
-from tessera.simulation.owner_only import write_owner_only
+from tessera.runs.run_root import write_owner_only
 from tessera.simulation.subcohort import Participant
+from tessera.simulation.two_server import TwoServerSetup
 
 
 def write_truth(path: Path, participants: Mapping[ClientId, Participant]) -> None:
@@ -29,3 +30,8 @@ def write_labels(path: Path, data: ClientData) -> None:
         for client in range(data.clients)
     }
     write_owner_only(path, json.dumps(truth).encode())
+
+
+def write_box_key(path: Path, setup: TwoServerSetup) -> None:
+    """The helper's unsealing key, for audits of its view. In simulated runs only."""
+    write_owner_only(path, setup.helper.box.secret.reveal())

@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol, TypeVar
 
 from tessera.errors import TesseraError
-from tessera.runs.logs import JsonLog
 from tessera.services.journal import Journal, JournalFailed
 from tessera.services.link import NumberConflict, OldCopy
+from tessera.services.logs import JsonLog
 
 T = TypeVar("T")
 Change = Callable[[], Any]

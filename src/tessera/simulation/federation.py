@@ -42,9 +42,8 @@ from tessera.simulation.cohort_training import (
     failing_alone,
 )
 from tessera.simulation.faults import Drop, Fault, FaultScript, Reorder, dropouts
-from tessera.simulation.measurements import measured_round
 from tessera.simulation.simulator import PhaseEnd, Simulator
-from tessera.simulation.subcohort import Participant, Subcohort
+from tessera.simulation.subcohort import Participant, Subcohort, measured_round
 from tessera.simulation.two_server import TwoServerSetup
 from tessera.simulation.views import Views
 
@@ -72,7 +71,7 @@ class Federation:
     ) -> None:
         """`evaluate` tests the model after a round, in the rounds in which it is due.
 
-        Each of two servers runs on these `workers` (`runs/threads.py`), by default on one.
+        Each of two servers runs on these `workers` (`simulation/two_server.py`), by default on one.
         `groups` are fixed groups that were formed before. `noisy`: the trainer does what [dp] says.
         `popularity` is that of the rows, where [dp] has them selected.
         """

@@ -5,23 +5,33 @@ All of a cohort, or those who mask their updates and those who do not apart.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 
 from tessera.crypto.keys import Identity
 from tessera.errors import RoundAborted
 from tessera.ids import ClientId
+from tessera.plan import Plan
+from tessera.privacy.dp.guarantee import Guarantee
+from tessera.rounds import schemes
 from tessera.rounds.course import PartOutcome, RoundPart
+from tessera.rounds.events import RoundFinished
 from tessera.rounds.local_state import LocalState
+from tessera.rounds.noise import noise_of
+from tessera.rounds.phases import CATEGORIES, UNION, UNMASK, UPDATE
 from tessera.rounds.roles import RoundClient, RoundServer
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound
 from tessera.rounds.words import RoundResult
+from tessera.simulation.cohort_training import TrainingOutcome
 from tessera.simulation.faults import Fault
-from tessera.simulation.stopwatch import Stopwatch
+from tessera.simulation.simulator import OUTCOME, WORK, PhaseEnd, Simulator
 
 
 @dataclass(slots=True)
@@ -100,14 +110,205 @@ class Subcohort:
         return {cost.table: cost.reason for cost in self.server.writing}
 
 
-# --- participant ----------------------------------------------------------------------------------
-#
-# Participant: one client of a simulated population.
-
-
 @dataclass(slots=True)
 class Participant:
     """What a client has of its own, from round to round."""
 
     local: LocalState
     identity: Identity | None = None
+
+
+# --- stopwatch ------------------------------------------------------------------------------------
+#
+# Stopwatch: bytes and seconds of a simulated round, by cost category.
+#
+# What a message or a phase is counted as is in the table of schemes. Both sums of a round send the
+# same kinds of message, so the counters are read when the union is opened, too.
+
+
+TRAIN: Final = "train"
+"""A category of client seconds only."""
+OTHER: Final = "other"
+"""Kinds of message that a scheme's table does not have: a new one stops no run."""
+BETWEEN_MESSAGES: Final = MappingProxyType({WORK: TRAIN, OUTCOME: UPDATE})
+"""What a client's seconds are spent on that answer no message."""
+
+
+class Counted(Enum):
+    """Of clients: bytes up, bytes down, seconds."""
+
+    UP = "up"
+    DOWN = "down"
+    SECONDS = "client_seconds"
+
+
+class Stopwatch:
+    """Listens to one simulation of a round by this plan; `simulator` is set once there is one."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.scheme = plan, schemes.of(plan)
+        self.simulator: Simulator | None = None
+        self.server: defaultdict[str, float] = defaultdict(float)
+        self.helper: defaultdict[str, float] = defaultdict(float)
+        self.in_union: dict[Counted, dict[ClientId, Mapping[str, float]]] = {}
+        self._counted = {"server": 0.0, "helper": 0.0}
+
+    def on_phase(self, phase_end: PhaseEnd) -> None:
+        assert self.simulator is not None
+        phase = self.scheme.phase(self.plan, phase_end.phase, phase_end.visit)
+        self._count("server", phase.category)
+        self._count("helper", phase.category)
+        if self.plan.has_union and (phase.name, phase.visit) == ("unmask", 0):
+            self.in_union = {
+                which: {c: dict(kinds) for c, kinds in self.by_kind(which).items()}
+                for which in Counted
+            }
+
+    def by_kind(self, which: Counted) -> Mapping[ClientId, Mapping[str, float]]:
+        """By client and kind of message, so far."""
+        if self.simulator is None:
+            return defaultdict(dict)
+        traffic = self.simulator.outcome.traffic
+        found: Mapping[ClientId, Mapping[str, float]] = getattr(traffic, which.value)
+        return found
+
+    def finish(self) -> None:
+        """What came after the last phase was closed: two servers open a sum among themselves."""
+        if self.simulator is not None:
+            self._count("server", UNMASK)
+            self._count("helper", UNMASK)
+
+    def _count(self, whose: str, category: str) -> None:
+        """Add the seconds since the last call to a category."""
+        assert self.simulator is not None
+        traffic = self.simulator.outcome.traffic
+        seconds = traffic.server_seconds if whose == "server" else traffic.helper_seconds
+        spent = sum(seconds.values())
+        if spent > self._counted[whose]:
+            counter = self.server if whose == "server" else self.helper
+            counter[category] += spent - self._counted[whose]
+            self._counted[whose] = spent
+
+    def by_category(
+        self,
+        which: Counted,
+        clients: Sequence[ClientId],
+        counted: Mapping[ClientId, Mapping[str, float]] | None = None,
+    ) -> dict[str, float]:
+        """Of one of these clients, on average; `counted` in place of what the simulator has."""
+        costs, by_kind = self.scheme.costs, self.by_kind(which) if counted is None else counted
+        seconds = which is Counted.SECONDS
+        category_of = {**costs.answers, **BETWEEN_MESSAGES} if seconds else costs.messages
+        total = dict.fromkeys((*CATEGORIES, TRAIN) if seconds else CATEGORIES, 0.0)
+        for client in clients:
+            before = self.in_union.get(which, {}).get(client, {})
+            for kind, amount in by_kind[client].items():
+                category, early = category_of.get(kind, OTHER), before.get(kind, 0.0)
+                total.setdefault(category, 0.0)
+                if category == UNION and not self.plan.has_union:
+                    category = UPDATE  # shares opened, and the only sum's input masked at once
+                before_union = UNION if category in (UPDATE, UNMASK) else category
+                total[before_union] += early / len(clients)
+                total[category] += (amount - early) / len(clients)
+        return total
+
+
+# --- measurements ---------------------------------------------------------------------------------
+
+
+def measured_round(
+    event: RoundFinished,
+    parts: Sequence[Subcohort],
+    outcomes: Sequence[PartOutcome],
+    participants: Mapping[ClientId, Participant],
+    training: TrainingOutcome,
+    *,
+    scripted: bool = False,
+) -> RoundFinished:
+    """The event of a finished round with all that a simulation knows beside the server.
+
+    Noise that was `scripted` by test entropy protects nobody, and has no number.
+
+    Bytes and seconds are a client's on average. Parts that came to no sum have cost something, too.
+    """
+    cohort = event.cohort
+    clients = [client for part in parts for client in part.clients.values()]
+    worst = max(
+        (participants[c].local.ledger.guarantee() for part in parts for c in part.named.values()),
+        key=lambda g: g.epsilon,
+    )
+    left = [
+        found
+        for part in parts
+        for c in part.named.values()
+        if (found := noise_of(part.part.plan).guarantee(participants[c].local.ledger)) is not None
+    ]
+    noise = max(left, key=lambda g: g.epsilon, default=None)
+    client_seconds = _mean_by_category(parts, Counted.SECONDS)
+    client_seconds[TRAIN] = sum(training.seconds.values()) / cohort
+    server_seconds: defaultdict[str, float] = defaultdict(float)
+    helper_seconds: defaultdict[str, float] = defaultdict(float)
+    between = 0.0
+    for part in parts:
+        for category, spent in part.watch.server.items():
+            server_seconds[category] += spent
+        for category, spent in part.watch.helper.items():
+            helper_seconds[category] += spent
+        if part.watch.simulator is not None:
+            between += part.watch.simulator.outcome.traffic.between.total() / cohort
+    cut = sum(client.clipped.cut for client in clients)
+    values = sum(client.clipped.of for client in clients)
+    broken = Counter(
+        why
+        for part in parts
+        for c, client in part.clients.items()
+        if (why := training.failed.get(part.named[c], client.broken))
+    )
+    return replace(
+        event,
+        bytes_up=_mean_by_category(parts, Counted.UP),
+        bytes_down=_mean_by_category(parts, Counted.DOWN),
+        client_seconds=client_seconds,
+        server_seconds=dict(server_seconds),
+        helper_seconds=dict(helper_seconds),
+        bytes_between=between,
+        epsilon=worst.epsilon,
+        condition=worst.condition,
+        loss=training.loss / training.examples if training.examples else None,
+        not_finite=training.not_finite + broken.total(),
+        broken=dict(broken),
+        clipped=cut / values if values else 0.0,
+        noise_epsilon=None if noise is None or scripted else noise.epsilon,
+        noise_scope=_scope(noise, scripted),
+        groups_not_finite=training.groups_not_finite,
+        rows_over_cap=sum(client.left_out for client in clients),
+        rows_exposed=sum(
+            len(ids)
+            for part in parts
+            if isinstance(part.server, LeaderRound)
+            for c in part.server.absent
+            if (keys := participants[part.named[c]].local.own_keys.latest()) is not None
+            for ids in keys.rows.values()
+        ),
+        singleton_rows=sum(
+            part.singleton_rows(outcome.result)
+            for part, outcome in zip(parts, outcomes, strict=True)
+            if outcome.result is not None
+        ),
+    )
+
+
+def _scope(noise: Guarantee | None, scripted: bool) -> str:
+    if noise is None:
+        return ""
+    return "no number: test entropy" if scripted else f"delta {noise.delta:.3g} {noise.scope}"
+
+
+def _mean_by_category(parts: Sequence[Subcohort], which: Counted) -> dict[str, float]:
+    """Bytes or seconds of a client on average over all parts of a cohort, by cost category."""
+    every = sum(len(part.named) for part in parts)
+    total: defaultdict[str, float] = defaultdict(float)
+    for part in parts:
+        for category, mean in part.watch.by_category(which, list(part.named)).items():
+            total[category] += mean * len(part.named) / every
+    return dict(total)

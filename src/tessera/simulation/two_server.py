@@ -6,13 +6,16 @@ pinned in every client; here both sets of keys follow from the run's entropy.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tessera.crypto.entropy import Entropy, SystemEntropy
 from tessera.crypto.keys import SealingKey, SigningKey
 from tessera.crypto.prg import Label
+from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER
 from tessera.protocols.two_server.collector import MemoryReplayGuard, ReplayGuard
 from tessera.protocols.two_server.key_period import KeyStore, MemoryStore
@@ -21,7 +24,6 @@ from tessera.protocols.two_server.read.row_tags import RowTagCache
 from tessera.protocols.two_server.reports import Workers
 from tessera.rounds.roles import HelperParty, ServerParty
 from tessera.rounds.two_server.helper import HelperKeys
-from tessera.simulation.owner_only import write_owner_only
 
 
 @dataclass(slots=True)
@@ -88,6 +90,26 @@ class TwoServerSetup:
         )
 
 
-def write_box_key(path: Path, setup: TwoServerSetup) -> None:
-    """The helper's unsealing key, for audits of its view. In simulated runs only."""
-    write_owner_only(path, setup.helper.box.secret.reveal())
+# --- threads --------------------------------------------------------------------------------------
+#
+# Threads: a server's evaluations on all its processors.
+
+
+class Threads:
+    """Workers for a server that may use all its processors: the kernel lets other threads run.
+
+    A simulated server has one worker, so that its seconds are those of one processor.
+    """
+
+    def __init__(self, count: int | None = None) -> None:
+        """`count` threads; without it as many as there are processors."""
+        self.count = (os.cpu_count() or 1) if count is None else count
+        if self.count < 1:
+            raise ConfigError(f"a server with {self.count} threads", hint="one or more")
+
+    def run(self, calls: Sequence[Callable[[], Any]]) -> None:
+        """Make these calls at once; what the first of them raises is raised when all are done."""
+        with ThreadPoolExecutor(self.count) as pool:
+            under_way = [pool.submit(call) for call in calls]
+        for one in under_way:
+            one.result()

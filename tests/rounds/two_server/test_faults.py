@@ -30,9 +30,8 @@ from tessera.protocols.union.choice import EncodingChoice
 from tessera.rounds.encode import NOTHING
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.messages import UnionOpened
+from tessera.rounds.two_server.domain import served, stash_of, two_server_params, write_cost
 from tessera.rounds.two_server.helper import HelperRound
-from tessera.rounds.two_server.params import served, two_server_params
-from tessera.rounds.two_server.write_cost import stash_of, write_cost
 from tessera.simulation.faults import Drop
 from tessera.simulation.federation import Federation
 from tessera.simulation.simulator import Simulator

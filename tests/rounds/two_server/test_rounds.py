@@ -22,9 +22,8 @@ from tessera.report.progress import sentence
 from tessera.rounds import encode
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.two_server.client import TwoServerClientRound
+from tessera.rounds.two_server.domain import two_server_params, write_cost
 from tessera.rounds.two_server.helper import HelperKeys
-from tessera.rounds.two_server.params import two_server_params
-from tessera.rounds.two_server.write_cost import write_cost
 from tessera.simulation.faults import Corrupt, Drop, Duplicate, Fault, Reorder
 from tessera.simulation.views import Views
 

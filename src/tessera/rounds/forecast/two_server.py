@@ -52,8 +52,7 @@ from tessera.protocols.two_server.params import Servers, TwoServerParams, TwoSer
 from tessera.protocols.two_server.reports import Layouts, ReportContext, layouts_of
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds.forecast.secagg import ROUND, length
-from tessera.rounds.two_server.params import two_server_params
-from tessera.rounds.two_server.write_cost import WriteCost, costs
+from tessera.rounds.two_server.domain import WriteCost, costs, two_server_params
 
 DIGEST: Final = bytes(32)
 SIGNATURE: Final = bytes(64)

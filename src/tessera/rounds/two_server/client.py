@@ -54,19 +54,20 @@ from tessera.rounds.messages import UnionOpened, most_union_bytes
 from tessera.rounds.noise import noise_of
 from tessera.rounds.root import coins_of, draw_root, lasting_secret
 from tessera.rounds.select import Selection
-from tessera.rounds.two_server.client_roles import ClientRoles, WokenClientRoles
 from tessera.rounds.two_server.client_states import (
     AT_WORK,
     AwaitingHeader,
+    ClientRoles,
     FetchingRows,
     GivenUpdate,
     NotJoined,
     OfferingIds,
     RowsWritten,
     TrainingRows,
+    WokenClientRoles,
 )
+from tessera.rounds.two_server.domain import whole_part, written_cuts
 from tessera.rounds.two_server.ideal import TrustedServers
-from tessera.rounds.two_server.opened import whole_part, written_cuts
 from tessera.wire.stored import Kept, Owner
 
 FROM_SERVER: Final = (UnionOpened, SignedHeader, QueryAnswers)

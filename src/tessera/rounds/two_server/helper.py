@@ -59,15 +59,19 @@ from tessera.rounds import schemes, select
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.root import StoredRoot, draw_root
 from tessera.rounds.two_server.domain import NAME as DOMAIN
-from tessera.rounds.two_server.domain import RoundDomain, StoredDomain, check_stored
+from tessera.rounds.two_server.domain import (
+    RoundDomain,
+    StoredDomain,
+    check_stored,
+    opened_means,
+    served,
+)
 from tessera.rounds.two_server.ideal import (
     IdealHelperHandshake,
     IdealHelperRetrieval,
     IdealHelperWrite,
     TrustedServers,
 )
-from tessera.rounds.two_server.opened import opened_means
-from tessera.rounds.two_server.params import served
 from tessera.rounds.words import RoundResult
 from tessera.wire.stored import Inner, Kept, Owner
 

@@ -55,8 +55,7 @@ from tessera.protocols.two_server.write.client import RowUpdate, Update
 from tessera.protocols.two_server.write.sums import RowSum, Share, TwoServerSum, with_noise
 from tessera.rounds.ideal import NONE, IdealRole, TrustedParty, posted, signal
 from tessera.rounds.messages import UnionOpened
-from tessera.rounds.two_server.domain import RoundDomain
-from tessera.rounds.two_server.params import served_rows
+from tessera.rounds.two_server.domain import RoundDomain, served_rows
 from tessera.wire.index_set import client_array
 from tessera.wire.stored import Kept
 

@@ -56,19 +56,19 @@ from tessera.rounds import encode, schemes, select
 from tessera.rounds.ideal import IdealServer
 from tessera.rounds.messages import UnionOpened, farewells
 from tessera.rounds.root import draw_root
+from tessera.rounds.two_server.domain import WriteCost, costs, opened_sum
 from tessera.rounds.two_server.ideal import TrustedServers
-from tessera.rounds.two_server.leader_roles import LeaderRoles, WokenLeaderRoles
 from tessera.rounds.two_server.leader_states import (
     AddingReports,
     Agreeing,
+    LeaderRoles,
     NotBegun,
     ReportsAdded,
     RoundRows,
     ServingRows,
     UnitingRows,
+    WokenLeaderRoles,
 )
-from tessera.rounds.two_server.opened import opened_sum
-from tessera.rounds.two_server.write_cost import WriteCost, costs
 from tessera.rounds.words import RoundResult
 from tessera.wire.stored import Kept, Owner
 

@@ -21,10 +21,10 @@ from typing import Any, Final, TypeVar
 
 from tessera.ids import HELPER, ClientId, Party, RoundId
 from tessera.plan import ServicePlan
-from tessera.runs.logs import JsonLog
 from tessera.services.group_commit import GroupCommit
 from tessera.services.journal import JournalFailed
 from tessera.services.leader import Acknowledgement, Answer, LeaderService, MessageRequest
+from tessera.services.logs import JsonLog
 
 T = TypeVar("T")
 Submission = tuple[Sequence[MessageRequest], asyncio.Future[list[Answer] | None]]

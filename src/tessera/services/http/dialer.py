@@ -26,7 +26,6 @@ from tessera.errors import TesseraError
 from tessera.ids import RoundId
 from tessera.plan import ServicePlan
 from tessera.protocols.machine import RoundOutcome
-from tessera.runs.logs import JsonLog
 from tessera.services.client import ClientService
 from tessera.services.dialing_party import DialingParty
 from tessera.services.group_commit import GroupCommit
@@ -37,6 +36,7 @@ from tessera.services.http.serving import prepare_process
 from tessera.services.journal import JournalFailed
 from tessera.services.keyring import CA, Keyring
 from tessera.services.link import LinkStanding, NumberConflict, Numbered, OldCopy
+from tessera.services.logs import JsonLog
 
 PATIENCE: Final = 10.0
 """Seconds beyond a poll until the leader counts as unreachable."""

@@ -24,7 +24,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tessera.crypto import kernel
 from tessera.errors import ConfigError
-from tessera.runs.logs import JsonLog
 from tessera.services.bundle import Bundle
 from tessera.services.http import is_loopback
 from tessera.services.http.app import LeaderApp, create_app
@@ -32,6 +31,7 @@ from tessera.services.http.conductor import Conductor
 from tessera.services.http.requests import RequestChecker
 from tessera.services.keyring import Directory
 from tessera.services.leader import LeaderService
+from tessera.services.logs import JsonLog
 
 # --- serving --------------------------------------------------------------------------------------
 #
