@@ -51,11 +51,11 @@ from tessera.plan import (
     Crypto,
     DPPlan,
     ModelPlan,
-    NoiseFrom,
     Plan,
     Scheme,
     SimulationPlan,
     TablePlan,
+    Trust,
     UnionPlan,
     UpdatePlan,
 )
@@ -69,8 +69,8 @@ from tessera.simulation.federation import Federation
 from tessera.simulation.subcohort import Participant
 
 WORDS: Final = sfsl.ITEMS * (sfsl.COLUMNS + 1) + sfsl.DENSE
-EACH: Final = DPPlan(unit="user", noise=1.0, trust=NoiseFrom.EACH)
-SHARES: Final = replace(EACH, trust=NoiseFrom.SHARES)
+EACH: Final = DPPlan(unit="user", noise=1.0, trust=Trust.EACH)
+SHARES: Final = replace(EACH, trust=Trust.SHARES)
 CLIP, NOISE, PEER_ROUNDS = 1.0, 1.0, 2
 
 
@@ -247,7 +247,7 @@ def _round(
     bound: BoundModel, module: nn.Module, jobs: list[Job], learner: Any, *, noisy: bool
 ) -> float:
     """CPU seconds of one round of the simulator: fetch, train, clip, sum, noise, step."""
-    section = DPPlan(unit="user", noise=NOISE, clip=CLIP, trust=NoiseFrom.SERVER)
+    section = DPPlan(unit="user", noise=NOISE, clip=CLIP, trust=Trust.SERVER)
     plan = Plan(
         scheme=Scheme.SUBMODEL,
         cohort=len(jobs),

@@ -294,7 +294,7 @@ VARIANTS: Final = (
     Protection(
         name="user",
         about="a shop sends its sums, or zeros; a trusted server adds the noise",
-        setting=NoiseSetting(unit=Unit.USER, noise=1.0, trust=Trust.CENTRAL, coins=Coins.PUBLIC),
+        setting=NoiseSetting(unit=Unit.USER, noise=1.0, trust=Trust.SERVER, coins=Coins.PUBLIC),
         learning=_SHOPS,
     ),
     Protection(
@@ -414,7 +414,7 @@ def noise_of_sum(setting: NoiseSetting, epsilon: float, rounds: int) -> float:
     Per item people's biases are fitted once more at the end, which is a release of its own.
     """
     releases = rounds + (2 if setting.unit is Unit.ITEM else 1)
-    sources = 1 if setting.trust is Trust.CENTRAL else SHOPS
+    sources = 1 if setting.trust is Trust.SERVER else SHOPS
     return least_noise(setting, epsilon, releases) * math.sqrt(sources)
 
 

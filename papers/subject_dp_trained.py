@@ -44,17 +44,18 @@ from tessera.learning.training.vectorised.learner import single_threaded
 from tessera.plan import (
     Crypto,
     DPPlan,
-    NoiseFrom,
     NoisyRows,
     Plan,
     Scheme,
     SecurityPlan,
     SimulationPlan,
+    Trust,
     UpdatePlan,
 )
 from tessera.privacy.dp.guarantee import Observer, Unit
 from tessera.protocols.secagg.params import GraphKind
-from tessera.rounds import dp, schemes
+from tessera.rounds import schemes
+from tessera.rounds.noise import noise_of
 from tessera.runs.folder import CHECKPOINT
 from tessera.runs.training import Training, complete
 from tessera.tasks import Task, rating_task
@@ -154,7 +155,7 @@ class TrainedLine:
 
     name: str
     scheme: str
-    trust: NoiseFrom = NoiseFrom.SERVER
+    trust: Trust = Trust.SERVER
     rows: NoisyRows = NoisyRows.SELECTED
     threshold: float = ALL
     factors: int = 0
@@ -173,7 +174,7 @@ class TrainedLine:
                 graph=GraphKind.SPARSE if clients > MAX_HOLDERS else GraphKind.COMPLETE
             ),
             dp=DPPlan(
-                unit="user",
+                unit=Unit.USER,
                 epsilon=epsilon,
                 noise=0.0 if epsilon else HARDLY,
                 delta=DELTA,
@@ -187,9 +188,9 @@ class TrainedLine:
 
 TRUSTS: Final = (
     TrainedLine(name="a trusted server", scheme="fedavg"),
-    TrainedLine(name="shares of clients", scheme="secure-fedavg", trust=NoiseFrom.SHARES),
-    TrainedLine(name="each of two servers", scheme="two-server", trust=NoiseFrom.EACH),
-    TrainedLine(name="every client for itself", scheme="fedavg", trust=NoiseFrom.LOCAL),
+    TrainedLine(name="shares of clients", scheme="secure-fedavg", trust=Trust.SHARES),
+    TrainedLine(name="each of two servers", scheme="two-server", trust=Trust.EACH),
+    TrainedLine(name="every client for itself", scheme="fedavg", trust=Trust.LOCAL),
 )
 FACTORS: Final = tuple(
     TrainedLine(name=f"a trusted server, {k} factors", scheme="fedavg", factors=k) for k in (2, 4)
@@ -231,7 +232,7 @@ def of_set(runs: NoisyRuns, name: str, lines: Sequence[TrainedLine]) -> Iterator
         yield plain(table, BEST, NO_NOISE, WITHOUT[name], unit, note)
     for line in lines:
         for epsilon in (*(QUICK_EPSILONS if request.quick else EPSILONS), 0.0):
-            if not epsilon and line.trust is not NoiseFrom.SERVER:
+            if not epsilon and line.trust is not Trust.SERVER:
                 continue
             found = [
                 runs.figures(name, line, epsilon, seed, task(seed, line.factors), selected)
@@ -349,7 +350,7 @@ class UnitLine:
                 clip=self.clip,
                 per_row=self.per_row,
                 example_clip=self.example_clip,
-                trust=NoiseFrom.SERVER,
+                trust=Trust.SERVER,
                 rows=NoisyRows.ALL,
             ),
             simulation=SimulationPlan(rounds=ROUNDS, evaluate_every=ROUNDS),
@@ -444,7 +445,7 @@ def items_of(line: UnitLine, trainings: Trainings, run: Run) -> dict[str, Any]:
         every = np.arange(SHELF["items"], dtype=np.uint64)
         values = training.tables["items"].values(every)[:, 0]
     found: dict[str, Any] = {"items": [round(float(v), 6) for v in values]}
-    ledger = dp.noise_setting(run.plan).ledger(ROUNDS)
+    ledger = noise_of(run.plan).setting.ledger(ROUNDS)
     for unit in (Unit.INDEX, Unit.USER) if line.unit == "index" else (Unit.USER,):
         spent = ledger.guarantee(unit=unit, against=Observer.READERS, delta=DELTA)
         found[unit.value] = spent.epsilon

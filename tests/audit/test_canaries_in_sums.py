@@ -14,21 +14,21 @@ from tessera.audit.canaries import Guessing
 from tessera.audit.canary_findings import canary_findings, left_to
 from tessera.audit.canary_training import claimed, observe_in_sums
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.plan import DPPlan, ModelPlan, NoiseFrom, Plan, SimulationPlan, TablePlan
+from tessera.plan import DPPlan, ModelPlan, Plan, SimulationPlan, TablePlan, Trust
 from tessera.privacy.dp.guarantee import Observer
 from tessera.privacy.dp.mechanism import GaussianNoise
-from tessera.rounds import dp
+from tessera.rounds.noise import noise_of
 
 DELTA, ROUNDS = 1e-6, 20
 ENTROPY = ScriptedEntropy(b"canaries in sums")
-USER = DPPlan(unit="user", noise=6.0, trust=NoiseFrom.SHARES, delta=DELTA)
+USER = DPPlan(unit="user", noise=6.0, trust=Trust.SHARES, delta=DELTA)
 SUBJECT = replace(USER, unit="subject", clients_per_subject=3)
-EACH = replace(USER, trust=NoiseFrom.EACH)
+EACH = replace(USER, trust=Trust.EACH)
 
 
 def planned(section: DPPlan, cohort: int = 9) -> Plan:
-    scheme = "two-server" if section.trust is NoiseFrom.EACH else "secure-fedavg"
-    if section.trust is NoiseFrom.SERVER:
+    scheme = "two-server" if section.trust is Trust.EACH else "secure-fedavg"
+    if section.trust is Trust.SERVER:
         scheme = "fedavg"
     return Plan(
         scheme=scheme,
@@ -44,7 +44,7 @@ def bound(plan: Plan, unknown: int, clients: int = 1, canaries: int = 400) -> fl
     seen = observe_in_sums(
         plan, unknown=unknown, canaries=canaries, rounds=ROUNDS, entropy=ENTROPY, clients=clients
     )
-    one = GaussianNoise(dp.section(plan).noise, ((clients, 1.0),))
+    one = GaussianNoise(noise_of(plan).dp.noise, ((clients, 1.0),))
     tried: tuple[Guessing, ...] = (seen.guesses(one, sum_only=True), seen.by_length())
     return max(each.bound(delta=DELTA, level=0.995) for each in tried)
 
@@ -60,7 +60,7 @@ def bound(plan: Plan, unknown: int, clients: int = 1, canaries: int = 400) -> fl
 )
 def test_no_bound_is_above_the_claim(section: DPPlan, observer: Observer) -> None:
     plan = planned(section)
-    setting = dp.noise_setting(plan)
+    setting = noise_of(plan).setting
     found = bound(plan, left_to(setting, observer), setting.clients)
     claim = claimed(setting, observer, rounds=ROUNDS, delta=DELTA)
     assert 0.02 * claim < found <= claim
@@ -69,14 +69,14 @@ def test_no_bound_is_above_the_claim(section: DPPlan, observer: Observer) -> Non
 def test_noise_for_one_clients_worth_does_not_hold_for_a_person_with_three() -> None:
     """Shifts of three clients add up under one noise; the claim per user is not one per person."""
     plan = planned(replace(USER, noise=12.0))
-    setting = dp.noise_setting(plan)
+    setting = noise_of(plan).setting
     claim = claimed(setting, Observer.LEADER, rounds=ROUNDS, delta=DELTA)
     assert bound(plan, left_to(setting, Observer.LEADER), clients=3, canaries=8_000) > claim
 
 
 def test_with_one_server_silent_the_other_finds_everybody_and_is_not_protected_from() -> None:
     plan = planned(replace(EACH, noise=12.0))
-    setting = dp.noise_setting(plan)
+    setting = noise_of(plan).setting
     claim = claimed(setting, Observer.HELPER, rounds=ROUNDS, delta=DELTA)
     # The leader adds none: the helper knows its own noise, and nothing is left of the other's.
     assert bound(plan, unknown=0) > claim
@@ -86,7 +86,7 @@ def test_with_one_server_silent_the_other_finds_everybody_and_is_not_protected_f
 
 def test_shares_that_are_not_there_are_found() -> None:
     plan = planned(replace(USER, corrupt=6, noise=12.0))
-    setting = dp.noise_setting(plan)
+    setting = noise_of(plan).setting
     assert setting.sources == plan.least_survivors - 6 == 1
     claim = claimed(setting, Observer.CLIENTS, rounds=ROUNDS, delta=DELTA)
     assert bound(plan, unknown=1) <= claim < bound(plan, unknown=0)

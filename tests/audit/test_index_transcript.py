@@ -25,9 +25,10 @@ from tessera.learning.bound_model import Derived, Local, Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.tables.submodel import ModelUpdate, Submodel
 from tessera.learning.training.jobs import Job
-from tessera.plan import Crypto, DPPlan, NoiseFrom, NoisyRows, Plan, SimulationPlan, UpdatePlan
+from tessera.plan import Crypto, DPPlan, NoisyRows, Plan, SimulationPlan, Trust, UpdatePlan
 from tessera.privacy.dp.guarantee import Observer, Unit
-from tessera.rounds import dp, encode
+from tessera.rounds import encode
+from tessera.rounds.noise import noise_of
 from tessera.rounds.root import simulated_coins
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.words import RoundResult
@@ -109,7 +110,7 @@ def planned(rounds: int, noise: float) -> Plan:
             per_row=8,
             example_clip=0.1,
             rows=NoisyRows.ALL,
-            trust=NoiseFrom.SHARES,
+            trust=Trust.SHARES,
         ),
         simulation=SimulationPlan(rounds=rounds, evaluate_every=10 * rounds, crypto=Crypto.NONE),
     )
@@ -166,7 +167,7 @@ class Attacked(Training):
         worlds, sent = self._pending
         means = [result.dense] + [result.tables[t.name].mean.reshape(-1) for t in self.plan.tables]
         noise = np.concatenate(means) * CLIENTS - sent.sum(axis=0)
-        variance = (dp.in_the_sum(self.plan) * dp.section(self.plan).clip) ** 2
+        variance = (noise_of(self.plan).in_the_sum * noise_of(self.plan).dp.clip) ** 2
         for client in range(CLIENTS):
             others = self.looked_at & ~words_of(self.plan, int(self.shop.row[client]))
             apart = (worlds[client, 0] - worlds[client, 1])[others]
@@ -228,7 +229,7 @@ def measured(training: Attacked) -> float:
 
 
 def printed(plan: Plan, rounds: int) -> float:
-    ledger = dp.noise_setting(plan).ledger(rounds)
+    ledger = noise_of(plan).setting.ledger(rounds)
     return ledger.guarantee(unit=Unit.INDEX, against=Observer.LEADER, delta=DELTA).epsilon
 
 

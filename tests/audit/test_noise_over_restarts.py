@@ -30,12 +30,13 @@ from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.learning.compression import signed
-from tessera.plan import DPPlan, NoiseFrom, Plan, SimulationPlan, UpdatePlan
+from tessera.plan import DPPlan, Plan, SimulationPlan, Trust, UpdatePlan
 from tessera.protocols.two_server.messages import OpenedSum
 from tessera.protocols.two_server.write import sums
-from tessera.rounds import client as client_role
-from tessera.rounds import dp, schemes
+from tessera.rounds import noise as kinds
+from tessera.rounds import schemes
 from tessera.rounds.events import RoundAbort, RoundFinished
+from tessera.rounds.noise import noise_of
 from tessera.rounds.roles import ClientParty, StoredRole, roles_of
 from tessera.runs.run_root import ROOT
 from tessera.runs.training import Training, complete
@@ -45,9 +46,9 @@ from tessera.simulation.federation import Federation
 
 ROWS, COHORT, ROUNDS = 300, 9, 24
 HELD = {c: [c, c + 1, 20 + c] for c in range(COHORT)}
-SHARES = DPPlan(unit="user", noise=1.0, trust=NoiseFrom.SHARES)
+SHARES = DPPlan(unit="user", noise=1.0, trust=Trust.SHARES)
 LISTED = replace(SHARES, rows="list", row_list="goods 0-199")
-EACH = DPPlan(unit="user", noise=1.0, trust=NoiseFrom.EACH)
+EACH = DPPlan(unit="user", noise=1.0, trust=Trust.EACH)
 WAYS = [
     ("secure-fedavg", SHARES),
     pytest.param("secure-submodel", LISTED, marks=pytest.mark.slow),
@@ -65,7 +66,7 @@ def planned(scheme: str, section: DPPlan) -> Plan:
 def claimed(plan: Plan) -> float:
     vector = plan.noisy_vector
     assert vector is not None
-    return float((dp.section(plan).noise * vector.bound) ** 2)
+    return float((noise_of(plan).dp.noise * vector.bound) ** 2)
 
 
 # --- parties that restart -------------------------------------------------------------------------
@@ -241,8 +242,8 @@ def test_the_observer_reads_an_update_if_noise_does_not_follow_from_the_round(
         first = replace(params, round_id=RoundId(0))
         return real(first, share, once.secret(Label.SUM_NOISE, sender), sender)
 
-    stream = client_role.noise_stream
-    monkeypatch.setattr(client_role, "noise_stream", same_stream)
+    stream = kinds.noise_stream
+    monkeypatch.setattr(kinds, "noise_stream", same_stream)
     monkeypatch.setattr(sums, "with_noise", same_noise)
     found = recorded(plan, tmp_path, monkeypatch)
     assert least_left(found.opened) < 0.01 * claimed(plan)

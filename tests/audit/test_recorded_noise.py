@@ -17,15 +17,15 @@ import pytest
 from rounds.shops import finished, one_table, shop
 from tessera.audit import record
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.crypto.noise import discrete_gaussian
+from tessera.crypto.noise import add_noise, discrete_gaussian
 from tessera.crypto.prg import Label, Stream
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
 from tessera.learning.compression import signed
-from tessera.plan import DPPlan, NoiseFrom, Plan, UpdatePlan
+from tessera.plan import DPPlan, Plan, Trust, UpdatePlan
 from tessera.protocols.two_server.messages import OpenedSum
 from tessera.protocols.two_server.write import sums
 from tessera.rounds import encode
-from tessera.rounds.clipped_vector import add_noise, noise_stream
+from tessera.rounds.clipped_vector import noise_stream
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.root import draw_root
 from tessera.simulation import views
@@ -33,8 +33,8 @@ from tessera.simulation.faults import Drop
 
 ROWS, COHORT, ROUND = 1500, 9, RoundId(0)
 HELD = {c: [c, c + 1, 20] for c in range(COHORT)}
-SHARES = DPPlan(unit="user", noise=1.0, trust=NoiseFrom.SHARES)
-EACH = DPPlan(unit="user", noise=1.0, trust=NoiseFrom.EACH)
+SHARES = DPPlan(unit="user", noise=1.0, trust=Trust.SHARES)
+EACH = DPPlan(unit="user", noise=1.0, trust=Trust.EACH)
 
 
 def planned(scheme: str, section: DPPlan) -> Plan:

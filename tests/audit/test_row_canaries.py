@@ -16,15 +16,15 @@ from tessera.learning.training.settings import LocalTraining
 from tessera.plan import (
     DPPlan,
     ModelPlan,
-    NoiseFrom,
     NoisyRows,
     Plan,
     SimulationPlan,
     TablePlan,
+    Trust,
     UnionPlan,
 )
 from tessera.privacy.dp.guarantee import Observer
-from tessera.rounds import dp
+from tessera.rounds.noise import noise_of
 
 DELTA, ROUNDS = 1e-6, 20
 ENTROPY = ScriptedEntropy(b"row canaries")
@@ -34,14 +34,14 @@ SHARES = DPPlan(
     per_row=8,
     example_clip=0.05,
     rows=NoisyRows.ALL,
-    trust=NoiseFrom.SHARES,
+    trust=Trust.SHARES,
     delta=DELTA,
 )
 TRUSTS = {
-    NoiseFrom.SHARES: "secure-fedavg",
-    NoiseFrom.EACH: "two-server",
-    NoiseFrom.SERVER: "fedavg",
-    NoiseFrom.LOCAL: "fedavg",
+    Trust.SHARES: "secure-fedavg",
+    Trust.EACH: "two-server",
+    Trust.SERVER: "fedavg",
+    Trust.LOCAL: "fedavg",
 }
 
 
@@ -71,10 +71,10 @@ def bound(plan: Plan, *, unknown: int, alone: bool = False, canaries: int = 4_00
 
 
 @pytest.mark.parametrize("trust", TRUSTS, ids=[t.value for t in TRUSTS])
-def test_no_bound_is_above_the_claim(trust: NoiseFrom) -> None:
-    local = trust is NoiseFrom.LOCAL
+def test_no_bound_is_above_the_claim(trust: Trust) -> None:
+    local = trust is Trust.LOCAL
     plan = planned(replace(SHARES, trust=trust, noise=2.0 if local else 5.0))
-    setting = dp.noise_setting(plan)
+    setting = noise_of(plan).setting
     canaries = 80 if local else 4_000
     found = bound(plan, unknown=left_to(setting, Observer.READERS), canaries=canaries)
     claim = claimed(setting, Observer.READERS, rounds=ROUNDS, delta=DELTA)
@@ -85,7 +85,7 @@ def test_no_bound_is_above_the_claim(trust: NoiseFrom) -> None:
 def test_without_noise_and_with_noise_on_the_rows_own_words_every_row_is_found() -> None:
     """The dense part alone tells: what a claim about one row's words leaves open."""
     plan = planned(replace(SHARES, noise=20.0))
-    setting = dp.noise_setting(plan)
+    setting = noise_of(plan).setting
     claim = claimed(setting, Observer.LEADER, rounds=ROUNDS, delta=DELTA)
     sources = left_to(setting, Observer.LEADER)
     assert bound(plan, unknown=sources) <= claim
@@ -95,9 +95,9 @@ def test_without_noise_and_with_noise_on_the_rows_own_words_every_row_is_found()
 
 def test_noise_for_one_example_does_not_hold_for_a_row_that_stands_in_eight() -> None:
     one = planned(replace(SHARES, noise=6.0, per_row=1))
-    claim = claimed(dp.noise_setting(one), Observer.LEADER, rounds=ROUNDS, delta=DELTA)
+    claim = claimed(noise_of(one).setting, Observer.LEADER, rounds=ROUNDS, delta=DELTA)
     eight = planned(replace(SHARES, noise=6.0))
-    sources = left_to(dp.noise_setting(eight), Observer.LEADER)
+    sources = left_to(noise_of(eight).setting, Observer.LEADER)
     assert bound(eight, unknown=sources, canaries=8_000) > claim
 
 

@@ -13,21 +13,21 @@ import pytest
 from tessera.audit.canary_findings import canary_findings
 from tessera.audit.canary_training import Seen, claimed, observe_in_sums
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.plan import DPPlan, ModelPlan, NoiseFrom, Plan, SimulationPlan, TablePlan
+from tessera.plan import DPPlan, ModelPlan, Plan, SimulationPlan, TablePlan, Trust
 from tessera.plan.sections import UpdatePlan
 from tessera.privacy.dp.guarantee import Observer
 from tessera.privacy.dp.mechanism import GaussianNoise
-from tessera.rounds import dp
+from tessera.rounds.noise import noise_of
 
 NOISE, SHARE, ROUNDS, DELTA, CANARIES = 2.0, 0.02, 400, 1e-6, 4_000
 ENTROPY = ScriptedEntropy(b"secret cohorts")
-SERVER = DPPlan(unit="user", noise=NOISE, trust=NoiseFrom.SERVER, delta=DELTA, participation=SHARE)
-EACH = replace(SERVER, trust=NoiseFrom.EACH)
+SERVER = DPPlan(unit="user", noise=NOISE, trust=Trust.SERVER, delta=DELTA, participation=SHARE)
+EACH = replace(SERVER, trust=Trust.EACH)
 
 
 def planned(section: DPPlan) -> Plan:
     return Plan(
-        scheme="two-server" if section.trust is NoiseFrom.EACH else "fedavg",
+        scheme="two-server" if section.trust is Trust.EACH else "fedavg",
         cohort=80,
         model=ModelPlan(dense=5),
         tables=(TablePlan(name="items", rows=100, width=4),),
@@ -44,7 +44,7 @@ def seen_of(plan: Plan) -> Seen:
 @pytest.mark.parametrize("section", [SERVER, EACH])
 def test_readers_stay_within_the_claim_until_the_cohorts_are_told(section: DPPlan) -> None:
     plan = planned(section)
-    setting, seen = dp.noise_setting(plan), seen_of(plan)
+    setting, seen = noise_of(plan).setting, seen_of(plan)
     claim = claimed(setting, Observer.READERS, rounds=ROUNDS, delta=DELTA)
     secret = seen.guesses(GaussianNoise.poisson(NOISE, SHARE))
     assert secret.bound(delta=DELTA, level=0.99) <= claim
@@ -59,13 +59,13 @@ def test_readers_stay_within_the_claim_until_the_cohorts_are_told(section: DPPla
 
 @pytest.mark.parametrize("section", [SERVER, EACH])
 def test_public_cohorts_have_no_smaller_number(section: DPPlan) -> None:
-    public = dp.noise_setting(planned(replace(section, participation=0.0)))
+    public = noise_of(planned(replace(section, participation=0.0))).setting
     for observer in public.protected():
         assert not public.secret_to(observer)
         alone = claimed(public, observer, rounds=20, delta=DELTA)
         readers = claimed(public, Observer.READERS, rounds=20, delta=DELTA)
         drawn = claimed(
-            dp.noise_setting(planned(section)), Observer.READERS, rounds=20, delta=DELTA
+            noise_of(planned(section)).setting, Observer.READERS, rounds=20, delta=DELTA
         )
         assert alone == readers > 5 * drawn
 

@@ -7,12 +7,13 @@ import pytest
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.learning.training.settings import LocalTraining
-from tessera.plan import DPPlan, NoiseFrom, Plan
+from tessera.plan import DPPlan, Plan
 from tessera.plan.dp import listed_rows, row_list_of, trained_with
 from tessera.privacy.dp.guarantee import Observer, Trust, Unit
 from tessera.privacy.dp.ledger import BudgetExceeded, Ledger
 from tessera.privacy.dp.noise_setting import Coins, Drawn, Sampling
-from tessera.rounds.noise import delta_warning, noise_of
+from tessera.rounds.noise import noise_of
+from tessera.rounds.noise_account import delta_warning
 
 HEAD = """
 scheme = "{scheme}"
@@ -171,7 +172,7 @@ def test_an_items_account_is_sampled_by_the_clients_own_coins() -> None:
 
 
 def test_a_users_account_gains_nothing_from_public_cohorts() -> None:
-    setting = noise_of(replace(plan(""), dp=section(unit="user", trust=NoiseFrom.SERVER))).setting
+    setting = noise_of(replace(plan(""), dp=section(unit="user", trust=Trust.SERVER))).setting
     assert setting.coins is Coins.PUBLIC
     assert setting.protected() == (Observer.CLIENTS, Observer.READERS)
 
@@ -253,7 +254,7 @@ def test_a_rows_noise_is_for_its_examples_or_for_two_vectors_whichever_is_less()
     many = replace(few, dp=replace(shares, per_row=40))
     assert noise_of(many).setting.row_moves == 2.0
     # Every client for itself clips examples only: nothing bounds all of them together.
-    local = replace(plan(""), dp=replace(shares, trust=NoiseFrom.LOCAL, per_row=40))
+    local = replace(plan(""), dp=replace(shares, trust=Trust.LOCAL, per_row=40))
     assert noise_of(local).setting.row_moves == pytest.approx(8.0)
     assert not noise_of(local).setting.clipped
 

@@ -45,7 +45,7 @@ def test_what_nobody_checks_is_named_wherever_the_number_is() -> None:
         delta=1e-5,
         unit=Unit.SUBJECT,
         adjacency=Adjacency.ADD_OR_REMOVE,
-        trust=Trust.CENTRAL,
+        trust=Trust.SERVER,
         against=Observer.READERS,
         assumption="if at most 3 clients hold a person",
     )

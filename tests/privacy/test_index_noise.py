@@ -46,7 +46,7 @@ def setting(**changes: object) -> NoiseSetting:
     values: dict[str, object] = {
         "unit": Unit.INDEX,
         "noise": 2.0,
-        "trust": Trust.DISTRIBUTED,
+        "trust": Trust.SHARES,
         "vector": VECTOR,
         "sources": 4,
         "row_moves": 0.5,
@@ -54,7 +54,7 @@ def setting(**changes: object) -> NoiseSetting:
     return NoiseSetting(**(values | changes))  # type: ignore[arg-type]
 
 
-CENTRAL = setting(trust=Trust.CENTRAL, vector=None, sources=1)
+CENTRAL = setting(trust=Trust.SERVER, vector=None, sources=1)
 
 
 def number(of: NoiseSetting, unit: Unit = Unit.INDEX, rounds: int = 10) -> float:

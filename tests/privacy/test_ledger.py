@@ -136,12 +136,6 @@ def test_a_ledger_made_again_from_its_entries_is_the_same() -> None:
     assert Ledger(budget=0.1, entries=ledger.entries).guarantee() == ledger.guarantee()
 
 
-def test_a_periods_own_share_can_be_read() -> None:
-    ledger = charged(answers(1), answers(2, period=1, privacy=CPP4))
-    assert ledger.spent_in("f", 1) == pytest.approx(epsilon_per_round(CPP4))
-    assert ledger.spent_in("f", 9) == 0.0
-
-
 @pytest.mark.parametrize("budget", [-1.0, math.nan])
 def test_a_budget_is_a_level(budget: float) -> None:
     with pytest.raises(ConfigError, match="budget"):
@@ -203,7 +197,7 @@ def test_each_observer_has_an_account_of_its_own() -> None:
         what="the noisy sum",
         unit=Unit.USER,
         adjacency=Adjacency.ZERO_OUT,
-        trust=Trust.DISTRIBUTED,
+        trust=Trust.SHARES,
         seen=seen(
             {
                 Observer.READERS: NOISE,
@@ -226,14 +220,14 @@ def test_a_server_trusted_with_the_sum_has_no_number_against_it() -> None:
             1,
             unit=Unit.USER,
             adjacency=Adjacency.ZERO_OUT,
-            trust=Trust.CENTRAL,
+            trust=Trust.SERVER,
             observers=[Observer.CLIENTS, Observer.READERS],
         )
     )
     assert level(ledger, Unit.USER, Observer.LEADER) == math.inf
     found = ledger.guarantee(unit=Unit.USER, against=Observer.READERS, delta=1e-5)
     assert found.finite
-    assert found.trust is Trust.CENTRAL
+    assert found.trust is Trust.SERVER
 
 
 @pytest.mark.parametrize(
@@ -312,7 +306,7 @@ def test_a_persons_records_are_drawn_each_by_its_own_coin_at_every_client() -> N
 def test_records_under_one_noise_add_up_over_all_clients() -> None:
     bounds = Bounds(records_per_subject=5, clients_per_subject=2)
     together = GaussianNoise.records(2.0, 0.05, of=10, cap=10)
-    for change in ({"trust": Trust.CENTRAL}, {"summed": True}):
+    for change in ({"trust": Trust.SERVER}, {"summed": True}):
         ledger = Ledger(bounds=bounds)
         ledger.spend(replace(noisy(1, times=5), **change), reason="round 1")  # type: ignore[arg-type]
         assert level(ledger, Unit.SUBJECT) == account((together, 5))
@@ -322,7 +316,7 @@ def test_records_under_one_noise_add_up_over_all_clients() -> None:
     ("trust", "parts"),
     [
         (Trust.LOCAL, (GaussianNoise(2.0, ((2, 1.0),)), 3)),
-        (Trust.CENTRAL, (GaussianNoise(2.0, ((6, 1.0),)), 1)),
+        (Trust.SERVER, (GaussianNoise(2.0, ((6, 1.0),)), 1)),
     ],
 )
 def test_a_persons_clients_each_move_by_two_clips(

@@ -66,7 +66,7 @@ def test_the_leaders_coins_count_for_those_who_are_not_shown_the_roster(roster: 
 
 
 def test_a_trusted_server_has_no_number_against_it_and_others_have() -> None:
-    trusted = setting(Unit.USER, trust=Trust.CENTRAL, coins=Coins.LEADER)
+    trusted = setting(Unit.USER, trust=Trust.SERVER, coins=Coins.LEADER)
     assert level(trusted, LEADER) == math.inf
     assert level(trusted, CLIENTS) == account(GaussianNoise(1.0), adjacency=ZERO)
     assert trusted.protected() == (CLIENTS, READERS)
@@ -102,7 +102,7 @@ def test_a_servers_noise_for_one_client_meets_all_clients_of_a_person(
     clients: int, spent: float
 ) -> None:
     person = setting(
-        Unit.SUBJECT, 0.735, rate=0.01, clients=clients, trust=Trust.CENTRAL, coins=Coins.CLIENT
+        Unit.SUBJECT, 0.735, rate=0.01, clients=clients, trust=Trust.SERVER, coins=Coins.CLIENT
     )
     assert level(person, READERS, rounds=1000) == pytest.approx(spent, abs=0.06)
 
@@ -122,7 +122,7 @@ def test_exact_releases_are_the_condition() -> None:
 
 
 def test_noise_and_rounds_are_found_for_the_worst_protected_observer() -> None:
-    cohort = setting(Unit.USER, rate=0.1, coins=Coins.LEADER, trust=Trust.CENTRAL)
+    cohort = setting(Unit.USER, rate=0.1, coins=Coins.LEADER, trust=Trust.SERVER)
     noise = cohort.least_noise(epsilon=2.0, delta=1e-5, rounds=20)
     found = replace(cohort, noise=noise)
     assert 1.99 < level(found, CLIENTS, rounds=20) <= 2.0
@@ -149,7 +149,7 @@ def test_a_ledger_with_these_limits_ends_before_the_round_that_would_pass_them()
 
 
 def test_what_a_row_needs_to_rise_over_its_noise() -> None:
-    server = setting(Unit.USER, 2.0, trust=Trust.CENTRAL, coins=Coins.LEADER)
+    server = setting(Unit.USER, 2.0, trust=Trust.SERVER, coins=Coins.LEADER)
     assert holders_over_noise(server, rows=25, width=4, cohort=100) == pytest.approx(20.0)
     local = setting(Unit.USER, 2.0, coins=Coins.LEADER)
     assert holders_over_noise(local, rows=25, width=4, cohort=100) == pytest.approx(200.0)
@@ -168,7 +168,7 @@ def test_what_a_row_needs_to_rise_over_its_noise() -> None:
         ({"rate": 0.0}, "rate 0"),
         ({"rate": 0.5, "sampling": Sampling.NONE}, "rate of 0.5"),
         ({"sampling": Sampling.POISSON}, "rate of 1"),
-        ({"trust": Trust.CENTRAL, "steps": 2}, "protects none"),
+        ({"trust": Trust.SERVER, "steps": 2}, "protects none"),
         ({"unit": Unit.USER, "rate": 0.5}, "draws itself"),
         ({"unit": Unit.SUBJECT, "drawn": Drawn.RECORDS, "rate": 0.5}, "without a bound"),
         (

@@ -2,7 +2,7 @@
 
 from papers import subject_dp_trained as rows
 from tessera.privacy.dp.guarantee import Observer, Unit
-from tessera.rounds import dp
+from tessera.rounds.noise import noise_of
 from tessera.runs.training import complete
 
 
@@ -17,7 +17,7 @@ def test_both_units_keep_their_epsilon_and_an_index_has_the_users_beside_it() ->
     task = rows.shop(0)
     for line in rows.UNIT_LINES:
         plan = complete(line.plan(task.data.clients, 3.0, 0), task)
-        ledger = dp.noise_setting(plan).ledger(rows.ROUNDS)
+        ledger = noise_of(plan).setting.ledger(rows.ROUNDS)
         unit = Unit(line.unit)
         found = ledger.guarantee(unit=unit, against=Observer.READERS, delta=rows.DELTA)
         assert 2.9 < found.epsilon <= 3.0

@@ -18,7 +18,7 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.keys import identities
 from tessera.ids import SERVER, ClientId, Party, RoundId
 from tessera.learning.tables.table import LazyTable
-from tessera.plan import DPPlan, NoiseFrom, Plan, UpdatePlan
+from tessera.plan import DPPlan, Plan, Trust, UpdatePlan
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.machine import Left
 from tessera.rounds.client import ClientRound
@@ -34,7 +34,7 @@ from tessera.simulation.simulator import Simulator
 
 COHORT, ROUND = 4, RoundId(1)
 ENTROPY = ScriptedEntropy(b"contract of rounds")
-SHARES = DPPlan(unit="user", noise=1.0, trust=NoiseFrom.SHARES)
+SHARES = DPPlan(unit="user", noise=1.0, trust=Trust.SHARES)
 FINE = UpdatePlan(levels=2**12)
 
 

@@ -14,7 +14,7 @@ from tessera.crypto.noise import discrete_gaussian
 from tessera.crypto.prg import Label, Stream
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
 from tessera.learning.compression import signed
-from tessera.plan import DPPlan, NoiseFrom, Plan, SimulationPlan, UpdatePlan
+from tessera.plan import DPPlan, Plan, SimulationPlan, Trust, UpdatePlan
 from tessera.privacy.dp.guarantee import Observer, Unit
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.dp.mechanism import GaussianShares
@@ -28,7 +28,7 @@ from tessera.simulation.faults import Drop
 
 ROWS, COHORT = 30, 9
 HELD = {c: [c, c + 1, 20] for c in range(COHORT)}
-SHARES = DPPlan(unit="user", noise=1.0, trust=NoiseFrom.SHARES)
+SHARES = DPPlan(unit="user", noise=1.0, trust=Trust.SHARES)
 LISTED = replace(SHARES, rows="list", row_list="goods 0-8, 20")
 WAYS = [("secure-fedavg", SHARES), ("secure-submodel", LISTED)]
 IDEAL = SimulationPlan(crypto="none")
@@ -153,7 +153,7 @@ def test_no_admitted_set_of_survivors_has_a_higher_epsilon_than_is_printed(survi
         words=vector.words,
     )
     assert there.concentrated <= noise_of(plan).setting.in_the_sum(Observer.CLIENTS).concentrated
-    assert told.trust.value == "distributed" and "6 of the survivors" in told.assumption
+    assert told.trust.label == "distributed" and "6 of the survivors" in told.assumption
     assert not told.condition
 
 
@@ -174,7 +174,7 @@ def test_a_woken_client_says_the_same() -> None:
 
 # --- two servers ----------------------------------------------------------------------------------
 
-EACH = DPPlan(unit="user", noise=1.0, trust=NoiseFrom.EACH)
+EACH = DPPlan(unit="user", noise=1.0, trust=Trust.EACH)
 
 
 def each_plan(**more) -> Plan:
@@ -244,4 +244,4 @@ def test_against_either_server_the_number_has_one_noise_and_names_the_other() ->
     for observer in Observer:
         told = ledger.guarantee(unit=Unit.USER, against=observer, delta=1e-5)
         assert 0.0 < told.epsilon < 10.0 and not told.condition
-        assert told.trust.value == "one of two servers" and "collude" in told.assumption
+        assert told.trust.label == "one of two servers" and "collude" in told.assumption

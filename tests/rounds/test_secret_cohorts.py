@@ -13,7 +13,7 @@ from tessera.crypto.entropy import RootedEntropy, ScriptedEntropy
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import TableMean
-from tessera.plan import DPPlan, NoiseFrom, Plan, SimulationPlan, UpdatePlan
+from tessera.plan import DPPlan, Plan, SimulationPlan, Trust, UpdatePlan
 from tessera.plan.dp import GIVEN_UP, LONGER, boundary, fewest_drawn, most_drawn
 from tessera.privacy.dp import accounting
 from tessera.privacy.dp.guarantee import Adjacency, Observer, Unit
@@ -29,8 +29,8 @@ from tessera.simulation.views import Views
 
 ROWS, CLIENTS, SHARE, COHORT = 40, 44, 0.5, 22
 HELD = {c: sorted({c % ROWS, (c + 1) % ROWS, 20}) for c in range(CLIENTS)}
-EACH = DPPlan(unit="user", noise=2.0, delta=1e-5, trust=NoiseFrom.EACH, participation=SHARE)
-SERVER = replace(EACH, trust=NoiseFrom.SERVER)
+EACH = DPPlan(unit="user", noise=2.0, delta=1e-5, trust=Trust.EACH, participation=SHARE)
+SERVER = replace(EACH, trust=Trust.SERVER)
 IDEAL = SimulationPlan(crypto="none")
 SECURE_SERVER = ("secure-fedavg", SERVER)
 PUBLIC = replace(EACH, participation=0.0)
@@ -316,7 +316,7 @@ def test_between_two_servers_no_message_to_a_client_says_how_many_there_are(
     scheme: str, monkeypatch
 ) -> None:
     """In a secure sum the roster does: there every participation is charged in full."""
-    section = EACH if scheme == "two-server" else replace(SERVER, trust=NoiseFrom.SERVER)
+    section = EACH if scheme == "two-server" else replace(SERVER, trust=Trust.SERVER)
     plan = planned(scheme, section)
     sent = []
     for size in (10, 30):

@@ -19,7 +19,7 @@ from tessera.crypto.noise import discrete_gaussian
 from tessera.crypto.prg import Label
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.compression import signed
-from tessera.plan import DPPlan, NoiseFrom, Plan, SimulationPlan, UpdatePlan
+from tessera.plan import DPPlan, Plan, SimulationPlan, Trust, UpdatePlan
 from tessera.privacy.dp.guarantee import Observer, Unit
 from tessera.privacy.dp.mechanism import GaussianNoise
 from tessera.protocols.machine import RoundOutcome
@@ -33,7 +33,7 @@ from tessera.simulation.faults import Drop
 
 ROWS, COHORT, VICTIM, LIAR = 12, 5, ClientId(1), ClientId(3)
 HELD = {c: [c, c + 1, 9] for c in range(COHORT)}
-NOISE = DPPlan(unit="user", noise=8.0, trust=NoiseFrom.SERVER)
+NOISE = DPPlan(unit="user", noise=8.0, trust=Trust.SERVER)
 LISTED = replace(NOISE, rows="list", row_list="goods 0-4, 9")
 SCHEMES = ["fedavg", "submodel", "secure-fedavg", "secure-submodel"]
 SECURE = ["secure-fedavg", "secure-submodel"]
@@ -246,7 +246,7 @@ def test_the_number_is_that_of_gaussian_noise_over_the_bound(rounds) -> None:
     assert told.epsilon == pytest.approx(other.epsilon, rel=1e-6)
     mechanism = setting.in_the_sum(Observer.READERS)
     assert isinstance(mechanism, GaussianNoise) and mechanism.distance < 1e-12
-    assert not told.assumption and told.trust.value == "central"
+    assert not told.assumption and told.trust.label == "central"
 
 
 def test_rows_are_divided_by_those_that_asked_for_them(monkeypatch) -> None:

@@ -24,7 +24,7 @@ from tessera.learning.training import row_cut
 from tessera.learning.training.jobs import Job, Trainable, Trained
 from tessera.learning.training.local import NoisySequential
 from tessera.learning.training.vectorised.noisy import NoisyVectorised
-from tessera.plan import DPPlan, NoiseFrom, Plan, UnionPlan, UpdatePlan
+from tessera.plan import DPPlan, Plan, Trust, UnionPlan, UpdatePlan
 from tessera.rounds.clipped_vector import ClippedVector, clipped_vector
 from tessera.rounds.noise import noise_of
 from tessera.runs.folder import RunFolder
@@ -32,15 +32,13 @@ from tessera.runs.noisy import cut_examples, noisy_steps
 from tessera.runs.training import Training, complete
 from tessera.tasks import Task
 
-INDEX = DPPlan(
-    unit="index", noise=2.0, per_row=6, example_clip=0.1, rows="all", trust=NoiseFrom.SHARES
-)
+INDEX = DPPlan(unit="index", noise=2.0, per_row=6, example_clip=0.1, rows="all", trust=Trust.SHARES)
 RUNS = [
-    ("secure-fedavg", NoiseFrom.SHARES),
-    ("secure-submodel", NoiseFrom.SHARES),
-    ("two-server", NoiseFrom.EACH),
-    ("fedavg", NoiseFrom.SERVER),
-    ("secure-submodel", NoiseFrom.LOCAL),
+    ("secure-fedavg", Trust.SHARES),
+    ("secure-submodel", Trust.SHARES),
+    ("two-server", Trust.EACH),
+    ("fedavg", Trust.SERVER),
+    ("secure-submodel", Trust.LOCAL),
 ]
 MARK = "mark"
 
@@ -57,20 +55,20 @@ def planned(scheme: str = "secure-fedavg", section: DPPlan = INDEX) -> Plan:
 
 @pytest.mark.parametrize(("scheme", "trust"), RUNS)
 def test_a_run_per_index_has_a_number_with_the_users_beside_it(
-    tmp_path: Path, scheme: str, trust: NoiseFrom
+    tmp_path: Path, scheme: str, trust: Trust
 ) -> None:
-    section = replace(INDEX, trust=trust, steps=2 if trust is NoiseFrom.LOCAL else 1)
+    section = replace(INDEX, trust=trust, steps=2 if trust is Trust.LOCAL else 1)
     simulate(toy.task(), planned(scheme, section), 2, out=tmp_path / "run")
     last = list(RunFolder.load(tmp_path / "run").rounds())[-1]
     assert 0.0 < last["noise_epsilon"] < 50.0
     assert last["noise_scope"].startswith("delta 1e-06 per index (")
-    assert ("no number per user" in last["noise_scope"]) is (trust is NoiseFrom.LOCAL)
+    assert ("no number per user" in last["noise_scope"]) is (trust is Trust.LOCAL)
     assert "given" not in last["noise_scope"]
 
 
-@pytest.mark.parametrize("trust", [NoiseFrom.SHARES, NoiseFrom.SERVER])
-def test_a_clients_own_rows_stay_as_they_began(trust: NoiseFrom) -> None:
-    scheme = "fedavg" if trust is NoiseFrom.SERVER else "secure-fedavg"
+@pytest.mark.parametrize("trust", [Trust.SHARES, Trust.SERVER])
+def test_a_clients_own_rows_stay_as_they_began(trust: Trust) -> None:
+    scheme = "fedavg" if trust is Trust.SERVER else "secure-fedavg"
     task = toy.task()
     plan = complete(planned(scheme, replace(INDEX, trust=trust)), task)
     with Training(task, plan, entropy=ScriptedEntropy(b"own")) as training:

@@ -78,7 +78,7 @@ def test_shares_are_enough_for_the_fewest_survivors_of_their_own_sum(members):
     plan = bare_plan("shares")
     found = statistic(plan)
     fewest = sum_params(plan, "metrics", RoundId(0), members, 3).min_survivors
-    assert found.honest(members) == fewest - plan.corrupt_shares
+    assert found.counted(members) == fewest - plan.corrupt_shares
     lost_of_a_cohort = plan.cohort - plan.least_survivors
     if members > 13:  # what a cohort loses at most is not what they do
         assert members - lost_of_a_cohort > fewest
@@ -115,8 +115,8 @@ def test_the_account_is_not_below_that_of_the_integers_that_are_summed(trust):
     claimed = event.view(Observer.CLIENTS)
     assert isinstance(claimed, GaussianShares)
     for members in (10, 19, 1000):
-        found = statistic(plan, noise=noise_of(plan).metrics_noise)
-        honest = found.honest(members) if trust == "shares" else 1
+        found = statistic(plan, noise=noise_of(plan).statistic_noise(THE_METRICS))
+        honest = found.counted(members) if trust == "shares" else 1
         deviation = found.noise * found.scale / math.sqrt(honest)
         assert deviation >= LEAST_SHARE
         real = GaussianShares(deviation=deviation, shares=honest, moves=found.scale, words=2**20)
@@ -304,13 +304,13 @@ def test_with_shares_for_the_cohort_only_a_larger_group_is_short_of_noise(monkey
     """What was wrong: leader and dropouts of a group of 19 leave less noise than is claimed."""
     plan, members = bare_plan("shares"), 19
     lost = plan.cohort - plan.least_survivors
-    monkeypatch.setattr(NoisyStatistic, "honest", lambda self, n: n - lost - plan.corrupt_shares)
+    monkeypatch.setattr(NoisyStatistic, "counted", lambda self, n: n - lost - plan.corrupt_shares)
     found = statistic(plan)
     fewest = sum_params(plan, "metrics", RoundId(0), members, 3).min_survivors
-    left = (fewest - plan.corrupt_shares) / found.honest(members)
+    left = (fewest - plan.corrupt_shares) / found.counted(members)
     assert left < 1.0
     monkeypatch.undo()
-    assert (fewest - plan.corrupt_shares) / found.honest(members) >= 1.0
+    assert (fewest - plan.corrupt_shares) / found.counted(members) >= 1.0
 
 
 # --- stopped and gone on --------------------------------------------------------------------------

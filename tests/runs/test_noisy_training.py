@@ -14,7 +14,7 @@ from tessera.api import Run, simulate
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
-from tessera.plan import DPPlan, NoiseFrom, Plan, UpdatePlan
+from tessera.plan import DPPlan, Plan, Trust, UpdatePlan
 from tessera.privacy.dp.ledger import BudgetExceeded
 from tessera.rounds.events import RoundFinished, TrainingEnded
 from tessera.rounds.noise import noise_of
@@ -22,8 +22,8 @@ from tessera.runs.folder import RunFolder
 from tessera.runs.training import Training, complete
 
 ITEM = DPPlan(unit="item", noise=0.7, sampling=0.3, steps=3)
-USER = DPPlan(unit="user", noise=0.9, trust=NoiseFrom.SERVER)
-LOCAL = replace(USER, trust=NoiseFrom.LOCAL)
+USER = DPPlan(unit="user", noise=0.9, trust=Trust.SERVER)
+LOCAL = replace(USER, trust=Trust.LOCAL)
 SUBJECT = DPPlan(unit="subject", noise=0.7, sampling=0.5, steps=2, cap=4)
 SCHEMES = ["fedavg", "submodel", "secure-fedavg", "secure-submodel"]
 
@@ -162,7 +162,7 @@ def test_a_trainer_of_ones_own_does_not_take_a_plan_with_noise() -> None:
         Federation(plan, {}, dense=np.zeros(1, np.float32), tables={}, trainer=lambda *_: None)
 
 
-SHARES = replace(USER, trust=NoiseFrom.SHARES)
+SHARES = replace(USER, trust=Trust.SHARES)
 LISTED = replace(SHARES, rows="list", row_list="items 0-39, 60")
 
 
@@ -173,7 +173,7 @@ LISTED = replace(SHARES, rows="list", row_list="items 0-39, 60")
         ("secure-submodel", replace(SHARES, rows="all")),
         ("secure-submodel", replace(LISTED, counts=0.01)),
         ("secure-submodel", replace(LISTED, unit="subject", clients_per_subject=2)),
-        ("secure-submodel", replace(LISTED, trust=NoiseFrom.LOCAL)),
+        ("secure-submodel", replace(LISTED, trust=Trust.LOCAL)),
     ],
 )
 def test_noise_in_shares_trains_and_has_a_number_given_nothing(

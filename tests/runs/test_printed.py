@@ -26,7 +26,7 @@ from tessera.learning.tables.submodel import Submodel, TablePart
 from tessera.learning.training.jobs import Job, Trainable
 from tessera.learning.training.settings import LocalTraining
 from tessera.learning.training.vectorised.noisy import NoisyVectorised
-from tessera.plan import DPPlan, NoiseFrom, Plan, TaskPlan
+from tessera.plan import DPPlan, Plan, TaskPlan, Trust
 from tessera.privacy.dp.guarantee import Observer, Unit
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.dp.subjects import Printed
@@ -39,7 +39,7 @@ from tessera.services.bundle import pack_task
 
 TARGET = replace(PERSON, noise=0.0, epsilon=4.0, delta=1e-5, sampling=0.1)
 LOCAL = replace(TARGET, printed=Printed.LOCAL, steps=2)
-CENTRAL = replace(TARGET, printed=Printed.CENTRAL, trust=NoiseFrom.SERVER)
+CENTRAL = replace(TARGET, printed=Printed.CENTRAL, trust=Trust.SERVER)
 BOTH = pytest.mark.parametrize("section", [CENTRAL, LOCAL], ids=["central", "local"])
 
 
@@ -174,7 +174,7 @@ def test_what_a_person_has_whose_records_fall_into_many_batches() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"trust": NoiseFrom.LOCAL}, "trust = 'local'"),
+        ({"trust": Trust.LOCAL}, "trust = 'local'"),
         ({"unit": "user", "clients_per_subject": 1, "sampling": 1.0}, "unit = 'user'"),
         ({"noise": 1.0}, "noise = 1"),
         ({"epsilon": 0.0, "noise": 1.0}, "epsilon = 0"),

@@ -95,7 +95,8 @@ def test_the_histogram_has_the_noise_that_it_says_whoever_adds_it(trust):
     assert abs(off.mean()) < 5.0 * runs[0].deviation / math.sqrt(off.size)
     honest = plan.least_survivors - plan.corrupt_shares
     sources = SOURCES.get(trust, 20.0 / max(honest, 1))
-    assert runs[0].deviation == pytest.approx(noise_of(plan).selection_noise * math.sqrt(sources))
+    alone = noise_of(plan).statistic_noise(THE_POPULARITY)
+    assert runs[0].deviation == pytest.approx(alone * math.sqrt(sources))
 
 
 def test_masked_shares_add_up_to_the_marks_and_all_shares_of_the_noise():
@@ -113,7 +114,7 @@ def test_masked_shares_add_up_to_the_marks_and_all_shares_of_the_noise():
 
 def test_popularity_and_rounds_together_keep_the_budget():
     plan = planned(noise=0.0, epsilon=3.0)
-    found, selection = noise_of(plan).dp.noise, noise_of(plan).selection_noise
+    found, selection = noise_of(plan).dp.noise, noise_of(plan).statistic_noise(THE_POPULARITY)
     total = 1.0 / math.sqrt(3 / found**2 + 1 / selection**2)
     assert 1 / selection**2 == pytest.approx(0.1 / total**2)
     one = epsilon_of([(GaussianNoise(total), 1)], adjacency=Adjacency.ZERO_OUT, delta=1e-5)
@@ -249,7 +250,7 @@ def guesses(plan: Plan, runs: int) -> Guessing:
 def test_selection_hides_a_row_of_ones_own_within_its_claim_and_not_without_noise():
     plan = planned(noise=0.0, epsilon=1.0, selection=0.9)
     claim = epsilon_of(
-        [(GaussianNoise(noise_of(plan).selection_noise), 1)],
+        [(GaussianNoise(noise_of(plan).statistic_noise(THE_POPULARITY)), 1)],
         adjacency=Adjacency.ZERO_OUT,
         delta=1e-5,
     )

@@ -14,7 +14,8 @@ from tessera.data.examples import SUBJECT
 from tessera.errors import ConfigError
 from tessera.plan import DPPlan, Unknown
 from tessera.privacy.dp.noise_setting import Drawn
-from tessera.rounds.noise import delta_warning, noise_of
+from tessera.rounds.noise import noise_of
+from tessera.rounds.noise_account import delta_warning
 from tessera.runs.training import Training, complete
 from tessera.services.bundle import pack_task
 from tessera.services.task_clients import task_maker

@@ -22,12 +22,12 @@ from services.service_lab import Lab
 from tessera.crypto.entropy import ScriptedEntropy, SystemEntropy
 from tessera.crypto.keys import identities
 from tessera.ids import Party, RoundId
-from tessera.plan import DPPlan, NoiseFrom, TwoServerPlan
+from tessera.plan import DPPlan, Trust, TwoServerPlan
 
 
 def noise(trust: str) -> DPPlan:
     """Per user, with a budget that lasts for the rounds here."""
-    return DPPlan(unit="user", trust=NoiseFrom(trust), noise=2.0, clip=0.5, epsilon=50.0)
+    return DPPlan(unit="user", trust=Trust(trust), noise=2.0, clip=0.5, epsilon=50.0)
 
 
 CASES: Final = {

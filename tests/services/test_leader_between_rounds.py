@@ -20,7 +20,7 @@ from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError
 from tessera.ids import HELPER, ClientId, RoundId
 from tessera.learning.tables.submodel import ModelUpdate, Submodel
-from tessera.plan import DPPlan, NoiseFrom, TwoServerPlan
+from tessera.plan import DPPlan, Trust, TwoServerPlan
 from tessera.protocols.machine import RoundOutcome
 from tessera.rounds.words import RoundResult
 from tessera.services.client import TrainingResult
@@ -106,7 +106,7 @@ def test_with_the_model_that_follows_the_difference_is_not_one_clients(tmp_path:
 
 
 def test_noise_in_shares_is_in_the_difference_of_two_rounds_twice(tmp_path: Path) -> None:
-    noise = DPPlan(unit="user", trust=NoiseFrom("shares"), noise=2.0, clip=0.5, epsilon=50.0)
+    noise = DPPlan(unit="user", trust=Trust("shares"), noise=2.0, clip=0.5, epsilon=50.0)
     lab = lab_of_learners(tmp_path / "lab", dp=noise)
     found, update = difference(lab, same_model=True)
     assert np.abs(found - update).max() > 0.1

@@ -12,7 +12,7 @@ pytest.importorskip("h11")
 from rounds.population import plan
 from services.service_lab import Lab, outgoing, standing_of
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
-from tessera.plan import DPPlan, NoiseFrom, TwoServerPlan
+from tessera.plan import DPPlan, Trust, TwoServerPlan
 from tessera.services.journal import state_of
 from tessera.services.link import OldCopy, name_of
 
@@ -106,7 +106,7 @@ def test_a_leader_that_draws_noise_empties_its_log_when_a_round_ends(
     tmp_path: Path, noisy: bool
 ) -> None:
     """Whoever takes its disk later, and has the helper's share, would take the noise off."""
-    noise = DPPlan(unit="user", trust=NoiseFrom.EACH, noise=2.0, clip=0.5, epsilon=50.0)
+    noise = DPPlan(unit="user", trust=Trust.EACH, noise=2.0, clip=0.5, epsilon=50.0)
     lab = Lab(plan("two-server", cohort=3, dp=noise if noisy else None), tmp_path / "lab")
     emptied: list[bool] = []
     fold = lab.leader.journal.fold

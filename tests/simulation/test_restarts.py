@@ -26,7 +26,7 @@ from simulation.restarted import Json, Step, model_digest
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.keys import identities
 from tessera.ids import SERVER, ClientId
-from tessera.plan import DPPlan, NoiseFrom, Plan, TwoServerPlan
+from tessera.plan import DPPlan, Plan, Trust, TwoServerPlan
 from tessera.rounds.events import RoundFinished
 from tessera.simulation.faults import Drop
 
@@ -36,8 +36,8 @@ PATH: Final = os.pathsep.join(
     str(p) for p in (Path(tessera.__file__).parents[1], Path(__file__).parents[1])
 )
 
-SHARES: Final = DPPlan(unit="user", noise=1.0, trust=NoiseFrom.SHARES)
-EACH: Final = DPPlan(unit="user", noise=1.0, trust=NoiseFrom.EACH)
+SHARES: Final = DPPlan(unit="user", noise=1.0, trust=Trust.SHARES)
+EACH: Final = DPPlan(unit="user", noise=1.0, trust=Trust.EACH)
 CASES: Final = {
     "fedavg": (plan("fedavg", cohort=5), ("collect", 0)),
     "submodel": (plan("submodel", cohort=5), ("collect", 0)),

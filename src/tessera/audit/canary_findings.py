@@ -40,13 +40,13 @@ from tessera.learning.training.jobs import Job, Trainable
 from tessera.learning.training.noisy_steps import NoisySteps
 from tessera.learning.training.row_cut import RowCut
 from tessera.learning.training.vectorised.noisy import NoisyVectorised
-from tessera.plan import NoiseFrom, Plan
+from tessera.plan import Plan
 from tessera.privacy.dp.guarantee import Observer, Trust, Unit
 from tessera.privacy.dp.mechanism import GaussianNoise
 from tessera.privacy.dp.noise_setting import NoiseSetting
 from tessera.privacy.dp.subjects import Printed
-from tessera.rounds import dp
 from tessera.rounds.clipped_vector import clipped_vector, noise_stream
+from tessera.rounds.noise import noise_of
 from tessera.runs.noisy import index_steps, noisy_steps
 
 # --- canaries that are rows -----------------------------------------------------------------------
@@ -108,7 +108,7 @@ def observe_rows(
     `on_the_row_alone`: noise as a claim about the row's own words would have it, and none on the
     dense part.
     """
-    section = dp.section(plan)
+    section = noise_of(plan).dp
     cut = RowCut.of(section.per_row, PLACES)
     present = flipped(entropy, canaries)
     worlds = (examples(cut, with_row=False), examples(cut, with_row=True))
@@ -122,7 +122,7 @@ def observe_rows(
     learner = NoisyVectorised(
         Trainable(module, bound, steep_loss, plan.training), index_steps(plan)
     )
-    local = section.trust is NoiseFrom.LOCAL
+    local = section.trust is Trust.LOCAL
 
     def trained(which: Mask, at: int) -> list[ModelUpdate]:
         jobs = []
@@ -143,7 +143,7 @@ def observe_rows(
             moved[at] = released(plan, both, present, hidden, at, entropy)
     # Without the row h examples are turned the other way; with it they and those aimed at it.
     apart = (2 * cut.histories + cut.targets) * section.example_clip
-    deviation = section.noise * section.clip * np.sqrt(unknown / dp.noise_setting(plan).sources)
+    deviation = section.noise * section.clip * np.sqrt(unknown / noise_of(plan).setting.sources)
     return SeenRows(
         (moved + cut.histories * section.example_clip) / apart, present, float(deviation / apart)
     )
@@ -202,8 +202,8 @@ KINDS: Final = {
 
 def canary_findings(plan: Plan, entropy: Entropy | None = None) -> list[Finding]:
     """One finding per observer against whom the plan's noise protects."""
-    section, entropy = dp.section(plan), entropy or SystemEntropy()
-    setting = replace(dp.noise_setting(plan), steps=1)
+    section, entropy = noise_of(plan).dp, entropy or SystemEntropy()
+    setting = replace(noise_of(plan).setting, steps=1)
     releases = max(1, min(RELEASES, plan.simulation.rounds * section.steps))
     if setting.unit is Unit.INDEX:
         releases = max(1, min(ROW_RELEASES, plan.simulation.rounds * section.steps))
@@ -236,7 +236,7 @@ def as_printed(
     plan: Plan, setting: NoiseSetting, records: int, releases: int, entropy: Entropy
 ) -> Finding:
     """A paper's algorithm against what it claims: by whom it is seen first."""
-    section = dp.section(plan)
+    section = noise_of(plan).dp
     central = section.printed is Printed.CENTRAL
 
     def learner(module: nn.Module, bound: BoundModel, _: NoisySteps) -> Trains:
@@ -273,7 +273,7 @@ def of_rows(
         rounds=releases,
         entropy=entropy,
     )
-    delta = dp.section(plan).delta
+    delta = noise_of(plan).dp.delta
     return bounded(
         (seen.guesses(),),
         name=f"canaries: {KINDS[setting.unit]}, seen by {WHO.get(observer, observer.value)}",
@@ -298,9 +298,9 @@ def in_sums(
         clients=setting.clients,
     )
     merging: tuple[Guessing, ...] = ()
-    if setting.trust is Trust.CENTRAL:
+    if setting.trust is Trust.SERVER:
         merging = observe_merging(plan, canaries=CANARIES, rounds=releases, entropy=entropy)
-    return finding(setting, observer, seen, 1, releases, dp.section(plan).delta, merging)
+    return finding(setting, observer, seen, 1, releases, noise_of(plan).dp.delta, merging)
 
 
 def left_to(setting: NoiseSetting, observer: Observer) -> int:
@@ -309,7 +309,7 @@ def left_to(setting: NoiseSetting, observer: Observer) -> int:
     A server knows its own noise and not the other's; of clients' shares all count that the plan
     does not take for known.
     """
-    if setting.trust is Trust.ONE_OF_TWO:
+    if setting.trust is Trust.EACH:
         return 1 if observer in (Observer.LEADER, Observer.HELPER) else 2
     return setting.sources
 

@@ -39,7 +39,6 @@ from tessera.privacy.dp.guarantee import Observer, Unit
 from tessera.privacy.dp.mechanism import GaussianNoise
 from tessera.privacy.dp.noise_setting import Drawn, NoiseSetting
 from tessera.protocols.secagg.phases import StageSum, TableSum
-from tessera.rounds import dp
 from tessera.rounds.clipped_vector import clipped_update, clipped_vector, noise_stream, noisy_update
 from tessera.rounds.cohorts import secret_cohorts
 from tessera.rounds.encode import means
@@ -228,7 +227,7 @@ def observe_merging(
         scheme=Scheme.SUBMODEL,
         tables=(TablePlan(name=TABLE, rows=canaries, width=1),),
         model=replace(plan.model, dense=1, shapes=""),
-        dp=replace(dp.section(plan), rows=NoisyRows.OWN, row_list="", participation=0.0),
+        dp=replace(noise_of(plan).dp, rows=NoisyRows.OWN, row_list="", participation=0.0),
     )
     vector, ring = small.noisy_vector, small.ring
     assert vector is not None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 import typer
 from rich.console import Console
@@ -17,18 +17,19 @@ from tessera.errors import ConfigError
 from tessera.learning.averaging import Average
 from tessera.plan import (
     DPPlan,
-    NoiseFrom,
     NoisyRows,
     Plan,
     PrivacyPlan,
     Scheme,
     SecurityPlan,
     SimulationPlan,
+    Trust,
     TwoServerPlan,
     UnionPlan,
+    Unit,
     UpdatePlan,
 )
-from tessera.plan.dp import Protected, trained_with
+from tessera.plan.dp import trained_with
 from tessera.plan.reference import MESSAGES, section, task_section, top_level
 from tessera.plan.sections import GROUP_SIZE
 from tessera.privacy.index.bound import ANY_ROUNDS, COMING_AND_GOING, NAMED, in_words
@@ -247,30 +248,30 @@ def noise_for(unit: str, scheme: str, known: Known) -> DPPlan | None:
     """
     if not unit:
         return None
-    if unit not in get_args(Protected):
-        raise ConfigError(f"--dp {unit}", hint=f"one of {', '.join(get_args(Protected))}")
+    if unit not in list(Unit):
+        raise ConfigError(f"--dp {unit}", hint=f"one of {', '.join(Unit)}")
     private, entry = known.recommended.private, schemes.named(scheme)
     if unit == "user" and private is not None and (entry.hides or not entry.by_rows):
         # Who sees no sum without noise, where the scheme has somebody like that.
-        added = NoiseFrom.SHARES if entry.masks else NoiseFrom.SERVER
+        added = Trust.SHARES if entry.masks else Trust.SERVER
         return DPPlan(
-            unit="user",
+            unit=Unit.USER,
             epsilon=BUDGET,
             delta=DELTA,
-            trust=NoiseFrom.EACH if entry.two_servers else added,
+            trust=Trust.EACH if entry.two_servers else added,
             clip=private.clip,
             rows=NoisyRows.SELECTED,
             selection=private.selection,
             threshold=private.threshold,
         )
     if unit == "user":
-        return DPPlan(unit="user", epsilon=BUDGET, trust=NoiseFrom.SERVER)
+        return DPPlan(unit=Unit.USER, epsilon=BUDGET, trust=Trust.SERVER)
     if unit == "index":
         raise ConfigError(
             "--dp index: examples per row and their clip have no good default",
             hint='--dp user, then unit = "index" with per_row, example_clip and rows: docs/plan.md',
         )
-    kind: Protected = "item" if unit == "item" else "subject"
+    kind = Unit.ITEM if unit == Unit.ITEM else Unit.SUBJECT
     return DPPlan(unit=kind, epsilon=BUDGET, sampling=0.1, steps=10)
 
 

@@ -25,7 +25,7 @@ from tessera.cli.format import (
 from tessera.cli.plan_page import show, show_schemes
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
-from tessera.plan import NoiseFrom, Plan, PrivacyPlan, Scheme
+from tessera.plan import Plan, PrivacyPlan, Scheme, Trust
 from tessera.plan.reference import example_plan
 from tessera.privacy.dp.guarantee import INDEX_SCOPE, json_number
 from tessera.privacy.index import exposure, known_rows
@@ -327,7 +327,7 @@ def describe_noise(plan: Plan) -> dict[str, Any]:
     rounds = plan.simulation.rounds
     ledger = setting.ledger(rounds)
     spent = [
-        ledger.guarantee(unit=section.protects, against=observer, delta=section.delta)
+        ledger.guarantee(unit=section.unit, against=observer, delta=section.delta)
         for observer in setting.protected()
     ]
     worst = max(spent, key=lambda g: g.epsilon)
@@ -475,7 +475,7 @@ def two_server_notes(report: Mapping[str, Any]) -> list[str]:
 def opens_with_noise(report: Mapping[str, Any]) -> bool:
     """Whether both servers add noise to every row before the sum opens."""
     noise = report["dp"]
-    return noise is not None and noise["trust"] == NoiseFrom.EACH.value
+    return noise is not None and noise["trust"] == Trust.EACH.value
 
 
 def _model_of(plan: Plan) -> str:

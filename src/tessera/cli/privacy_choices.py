@@ -16,13 +16,14 @@ from rich.table import Table
 from tessera.errors import ConfigError
 from tessera.plan import (
     DPPlan,
-    NoiseFrom,
     NoisyRows,
     Plan,
     Scheme,
     SecurityPlan,
     TablePlan,
+    Trust,
     TwoServerPlan,
+    Unit,
     UpdatePlan,
 )
 from tessera.protocols.secagg.graph import fewest_members
@@ -60,10 +61,10 @@ class Choices:
     def described(self) -> list[dict[str, Any]]:
         """A record per trust; one that cannot be had says why."""
         return [
-            self._one(NoiseFrom.SERVER, Plan(scheme=Scheme.FEDAVG, **self._common)),
-            self._one(NoiseFrom.SHARES, Plan(scheme=Scheme.SECURE_FEDAVG, **self._common)),
-            self._one(NoiseFrom.EACH, Plan(scheme=Scheme.TWO_SERVER, **self._common)),
-            self._one(NoiseFrom.LOCAL, Plan(scheme=Scheme.FEDAVG, **self._common)),
+            self._one(Trust.SERVER, Plan(scheme=Scheme.FEDAVG, **self._common)),
+            self._one(Trust.SHARES, Plan(scheme=Scheme.SECURE_FEDAVG, **self._common)),
+            self._one(Trust.EACH, Plan(scheme=Scheme.TWO_SERVER, **self._common)),
+            self._one(Trust.LOCAL, Plan(scheme=Scheme.FEDAVG, **self._common)),
         ]
 
     @property
@@ -78,7 +79,7 @@ class Choices:
             "two_server": TwoServerPlan(row_limit=limit),
         }
 
-    def _one(self, trust: NoiseFrom, plan: Plan) -> dict[str, Any]:
+    def _one(self, trust: Trust, plan: Plan) -> dict[str, Any]:
         entry = schemes.of(plan)
         record: dict[str, Any] = {
             "trust": trust.value,
@@ -90,11 +91,11 @@ class Choices:
             "refused": None,
         }
         section = DPPlan(
-            unit="user",
-            noise=self.drawn_noise if trust is NoiseFrom.SERVER else self.noise,
+            unit=Unit.USER,
+            noise=self.drawn_noise if trust is Trust.SERVER else self.noise,
             delta=self.delta,
             trust=trust,
-            corrupt=self.corrupt if trust is NoiseFrom.SHARES else 0,
+            corrupt=self.corrupt if trust is Trust.SHARES else 0,
             rows=NoisyRows.ALL,
             row_limit=self.catalogue,
         )
@@ -106,7 +107,7 @@ class Choices:
             record["clients_for_a_row"] = deviation * math.sqrt(self.rows * self.width)
             up = Forecast(noisy, rows_per_client=min(self.rows, self.catalogue)).bytes_up()
             record["bytes_up"] = sum(up.values())
-            if trust is NoiseFrom.SHARES:
+            if trust is Trust.SHARES:
                 record["higher_thresholds"] = self._higher_thresholds(noisy)
                 record["honest"] = f"{noisy.least_survivors - noisy.corrupt_shares} clients"
         except ConfigError as error:

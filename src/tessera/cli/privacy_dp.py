@@ -21,7 +21,6 @@ from tessera.cli.privacy_choices import Choices, choices_in_words, choices_table
 from tessera.errors import ConfigError
 from tessera.plan import (
     DPPlan,
-    NoiseFrom,
     NoisyRows,
     Plan,
 )
@@ -41,7 +40,8 @@ from tessera.privacy.dp.subjects import changed_epsilon
 from tessera.report.numbers import count, epsilon, rounded
 from tessera.report.terminal import Page, table
 from tessera.rounds import schemes
-from tessera.rounds.noise import delta_warning, noise_of, paper_notes, sight
+from tessera.rounds.noise import noise_of, paper_notes
+from tessera.rounds.noise_account import delta_warning, sight
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -219,7 +219,7 @@ IN_SECTION: Final = {
     "selection": "selection",
 }
 """Options that are keys of [dp], which checks them."""
-CHOICES: Final = {"unit": Unit, "trust": NoiseFrom, "drawn": Drawn}
+CHOICES: Final = {"unit": Unit, "trust": Trust, "drawn": Drawn}
 
 
 def section_of(options: Mapping[str, Any]) -> DPPlan:
@@ -262,11 +262,11 @@ def setting_of(
     `records` and `clients` of a person lead from other units to a number per subject.
     """
     moved = row_moves(section.per_row, section.example_clip) if section.per_row else 0.0
-    local = section.trust is NoiseFrom.LOCAL
+    local = section.trust is Trust.LOCAL
     return NoiseSetting(
-        unit=section.protects,
+        unit=section.unit,
         noise=section.noise or 1.0,
-        trust=section.trust.trust,
+        trust=section.trust,
         steps=section.steps,
         sampling=member(Sampling, "sampling", sampling),
         rate=rate,
@@ -412,7 +412,7 @@ def describe(found: NoiseAccount, *, over_noise: float) -> dict[str, Any]:
         "sampling": setting.sampling.value,
         "rate": setting.rate,
         "coins": setting.coins.value,
-        "trust": next(each.value for each in NoiseFrom if each.trust is setting.trust),
+        "trust": setting.trust.value,
         "scheme": found.scheme,
         "contributions_over_noise": over_noise,
         "guarantees": cells,
@@ -618,7 +618,7 @@ def by_knowledge(found: NoiseAccount) -> tuple[float, float]:
         )
         budget = max(level.epsilon for level in levels if isinstance(level, Guarantee))
     unseen = Visibility(roster=False)
-    drawn = replace(setting, trust=Trust.CENTRAL, vector=None, sources=1, sight=unseen)
+    drawn = replace(setting, trust=Trust.SERVER, vector=None, sources=1, sight=unseen)
     full = replace(drawn, sampling=Sampling.NONE, rate=1.0)
 
     def least(each: NoiseSetting) -> float:

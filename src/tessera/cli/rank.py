@@ -48,7 +48,7 @@ def rank(
         return
     page = Page()
     show(found, page)
-    if plan.dp is not None:
+    if not charged.is_charged(plan, "figures"):
         page.say(f"{NOT_CHARGED}: all figures here", style="dim")
 
 

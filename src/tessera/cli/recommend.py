@@ -44,7 +44,7 @@ def recommend(
         return
     page = Page()
     show(found, page)
-    if plan.dp is not None:
+    if not charged.is_charged(plan, "figures"):
         page.say(
             f"{NOT_CHARGED}: these lists follow from this user's own data, without noise. In a "
             "real run only its own client can make them.",

@@ -35,7 +35,7 @@ from tessera.report.progress import progress
 from tessera.report.terminal import Page
 from tessera.rounds import charged, schemes
 from tessera.rounds.events import Event, RoundAbort
-from tessera.rounds.noise import delta_warning
+from tessera.rounds.noise import noise_of
 from tessera.runs.folder import (
     HELPER_KEY,
     PLAN,
@@ -55,7 +55,7 @@ from tessera.simulation.views import StreamedViews, Views
 SYNTHETIC_ROUNDS: Final = 10
 ROWS: Final = 50
 MOST_WATCHED: Final = 200
-"""Up to this many clients have their views recorded, too: each has a file open during the run."""
+"""Up to so many clients, their views are recorded too: each has a file open during the run."""
 INTERRUPTED: Final = 130
 
 
@@ -259,10 +259,8 @@ def train(
     console = Console(stderr=True, highlight=False)
     with console.status(f"loading {plan.task.name}"):
         task = tasks.load(plan.task.name, data=data, **plan.task.options)
-    if plan.dp is not None:
-        warning = delta_warning(plan.dp.delta, task.data.subjects)
-        if warning:
-            console.print(f"note: {warning}", soft_wrap=True)
+    if warning := noise_of(plan).warning(task.data.subjects):
+        console.print(f"note: {warning}", soft_wrap=True)
     aborted: list[RoundAbort] = []
     try:
         with progress(console, plan.simulation.rounds, metric=task.metric.name) as shown:

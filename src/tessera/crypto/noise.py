@@ -38,6 +38,7 @@ import numpy.typing as npt
 
 from tessera.crypto import kernel
 from tessera.crypto.coins import WordReader
+from tessera.crypto.group import Words
 from tessera.crypto.kernel.noise import AliasEntries
 from tessera.crypto.prg import Label, Stream, uniform
 from tessera.crypto.ring import Ring
@@ -283,6 +284,12 @@ def discrete_gaussian(deviation: float) -> IntegerNoise:
     distance = inner.distance + outer.distance + smooth
     parts = ((1, inner), *((STEP * multiple, table) for multiple, table in outer.parts))
     return IntegerNoise(name, parts, distance)
+
+
+def add_noise(ring: Ring, deviation: float, words: Words, stream: Stream) -> Words:
+    """Words of the ring with one source's discrete Gaussian of this deviation on each."""
+    drawn = discrete_gaussian(deviation).sample(stream, words.size).reshape(words.shape)
+    return ring.add(words, ring.from_ints(drawn))
 
 
 @lru_cache(maxsize=16)

@@ -1,18 +1,15 @@
 """A plan: everything a federation agrees on beforehand, in one TOML file or made in Python.
 
-scheme.py    who is trusted with what
-sections.py  a record for each section of the file; dp.py has that of [dp]
-checks.py    rules between sections; noise_checks.py has those of [dp]
-plan.py      the whole agreement and what follows from it
-toml.py      text to plan and back
-keys.py      keys, with the text under their fields
-comments.py  a plan with comments; example.py has one for each scheme
-reference.py the page of all keys
-renamed.py   keys that once had another name
-digest.py    what binds keys and signatures to a plan
+scheme.py        who is trusted with what
+sections.py      a record for each section of the file; dp.py has that of [dp]
+noisy_vector.py  the integers that a client sends where noise is on the sum
+checks.py        rules between sections
+plan.py          the whole agreement and what follows from it
+toml.py          text to plan and back; what binds keys and signatures to a plan
+reference.py     keys with their texts, a plan with comments, the page of all keys
 """
 
-from tessera.plan.dp import DPPlan, NoiseFrom, NoisyRows, Unknown
+from tessera.plan.dp import DPPlan, NoisyRows, Unknown
 from tessera.plan.plan import UNION, Plan
 from tessera.plan.scheme import Scheme
 from tessera.plan.sections import (
@@ -33,6 +30,7 @@ from tessera.plan.sections import (
     UpdatePlan,
     Writing,
 )
+from tessera.privacy.dp.guarantee import Trust, Unit
 
 __all__ = [
     "UNION",
@@ -41,7 +39,6 @@ __all__ = [
     "Domain",
     "Metrics",
     "ModelPlan",
-    "NoiseFrom",
     "NoisyRows",
     "Plan",
     "Precision",
@@ -53,8 +50,10 @@ __all__ = [
     "SimulationPlan",
     "TablePlan",
     "TaskPlan",
+    "Trust",
     "TwoServerPlan",
     "UnionPlan",
+    "Unit",
     "Unknown",
     "UpdatePlan",
     "Writing",

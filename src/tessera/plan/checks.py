@@ -1,7 +1,7 @@
 """What a plan has to be like as a whole: refused before anything is sent.
 
-A section checks its own keys (`sections.py`); here are the rules between sections. Those of [dp]
-are in `noise_checks.py`.
+A section checks its own keys (`sections.py`); here are the rules between sections, those of [dp]
+last.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.learning.averaging import Average
 from tessera.learning.compression import ROWS, shapes_of
-from tessera.plan.dp import DPPlan, NoiseFrom, NoisyRows, listed_rows
+from tessera.plan.dp import DPPlan, NoisyRows, listed_rows
 from tessera.plan.scheme import Scheme
 from tessera.plan.sections import Crypto, Domain, Metrics, Sharing
+from tessera.privacy.dp.guarantee import Trust, Unit
 from tessera.protocols.secagg.params import GraphKind, Threat
 
 if TYPE_CHECKING:
@@ -214,12 +215,12 @@ def check_noise(plan: Plan, dp: DPPlan) -> None:
             hint="name a federated scheme, or leave [dp] out",
         )
     dp.printed.check_scheme(hides=plan.scheme.hides)
-    if dp.trust is NoiseFrom.SERVER and plan.scheme is Scheme.TWO_SERVER:
+    if dp.trust is Trust.SERVER and plan.scheme is Scheme.TWO_SERVER:
         raise ConfigError(
             '[dp] trust = "server" with two servers, of which both see the sum without noise',
             hint='use trust = "local", or a scheme with one server',
         )
-    if dp.unit == "subject" and dp.trust is NoiseFrom.SERVER and plan.scheme.hides:
+    if dp.unit is Unit.SUBJECT and dp.trust is Trust.SERVER and plan.scheme.hides:
         raise ConfigError(
             f'[dp] unit = "subject" with trust = "server" needs every client\'s gradients at '
             f"the server, which scheme = {plan.scheme.value!r} hides",
@@ -228,7 +229,7 @@ def check_noise(plan: Plan, dp: DPPlan) -> None:
     if dp.participation:
         _check_participation(plan, dp)
     if plan.simulation.patience and not (
-        dp.unit == "user" and plan.simulation.metrics is Metrics.FEDERATED
+        dp.unit is Unit.USER and plan.simulation.metrics is Metrics.FEDERATED
     ):
         raise ConfigError(
             f"[simulation] patience = {plan.simulation.patience} with [dp] and no charged metric: "
@@ -256,19 +257,19 @@ def check_noise(plan: Plan, dp: DPPlan) -> None:
     if training.weight_decay:
         raise ConfigError(
             f"[training] weight_decay = {training.weight_decay:g} with [dp] unit = "
-            f"{dp.unit!r}: on the rows that a batch touches it would show which these are",
+            f"{dp.unit.value!r}: on the rows that a batch touches it would show which these are",
             hint="leave it out, or use shrinkage in [server]",
         )
     if training.examples:
         raise ConfigError(
-            f"[training] examples = {training.examples} with [dp] unit = {dp.unit!r}: who is in "
-            "a step is drawn by [dp] alone",
+            f"[training] examples = {training.examples} with [dp] unit = {dp.unit.value!r}: who "
+            "is in a step is drawn by [dp] alone",
             hint="leave it out: steps and batch say how much is trained",
         )
     if training.epochs != 1 or not training.batch:
         raise ConfigError(
             f"[training] epochs = {training.epochs} and batch = {training.batch} with [dp] "
-            f"unit = {dp.unit!r}: the number of steps and the divisor are not to follow from "
+            f"unit = {dp.unit.value!r}: the number of steps and the divisor are not to follow from "
             "the data",
             hint="use [dp] steps, and for batch the number of examples that a batch is to have",
         )
@@ -318,7 +319,7 @@ def check_noise_in_sums(plan: Plan, dp: DPPlan) -> None:
     """Refuse what noise inside the sums cannot protect, once the plan has its model."""
     _check_listed(plan, dp)
     _check_weights(plan, dp)
-    if dp.unit == "index":
+    if dp.unit is Unit.INDEX:
         _check_index(plan)
     if dp.participation and plan.counts_rows:
         raise ConfigError(
@@ -326,9 +327,9 @@ def check_noise_in_sums(plan: Plan, dp: DPPlan) -> None:
             "divided by the number of clients that is expected, and not by counts",
             hint="leave counts out of [dp]",
         )
-    if dp.trust is NoiseFrom.SHARES:
+    if dp.trust is Trust.SHARES:
         _check_shares(plan, dp)
-    elif dp.trust is NoiseFrom.EACH:
+    elif dp.trust is Trust.EACH:
         _check_each(plan)
 
 

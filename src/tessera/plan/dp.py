@@ -1,7 +1,8 @@
 """The section [dp]: noise that keeps a budget per index, item, user or subject.
 
 A section of its own and no default: a plan without it trains without noise, and has the digest that
-it always had. What the whole plan has to be like for it is checked in `rounds/dp.py`.
+it always had. What the whole plan has to be like for it is checked in `checks.py`; what it
+amounts to is `rounds/noise.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,36 +32,6 @@ BATCH: Final = 32
 """Examples that a batch is to have, where a task takes all of a client's at once."""
 MOST_LISTED: Final = 2**24
 """Rows of a list are below this."""
-
-Protected: TypeAlias = Literal["index", "item", "user", "subject"]
-
-
-class NoiseFrom(StrEnum):
-    """Who adds the noise, and so who has to be honest."""
-
-    SERVER = "server"
-    SHARES = "shares"
-    """Every client a share of it, before its masks: enough of them have to be honest."""
-    EACH = "each"
-    """Each of two servers the whole of it, to its share: one of them has to be honest."""
-    LOCAL = "local"
-
-    @property
-    def trust(self) -> Trust:
-        return TRUST[self]
-
-    @property
-    def in_the_sum(self) -> bool:
-        """Whether nobody sees a sum without noise, and no client has all of it."""
-        return self in (NoiseFrom.SHARES, NoiseFrom.EACH)
-
-
-TRUST: Final = {
-    NoiseFrom.SERVER: Trust.CENTRAL,
-    NoiseFrom.SHARES: Trust.DISTRIBUTED,
-    NoiseFrom.EACH: Trust.ONE_OF_TWO,
-    NoiseFrom.LOCAL: Trust.LOCAL,
-}
 
 
 class NoisyRows(StrEnum):
@@ -88,7 +59,7 @@ class DPPlan:
     docs/threat-model.md.
     """
 
-    unit: Protected
+    unit: Unit
     """What is protected: an "index", an "item", a "user" or a "subject".
 
     A row in all of a client's examples; one training example; all that a client sends; or a person,
@@ -140,7 +111,7 @@ class DPPlan:
     """
     steps: int = 1
     """Noisy steps of a client in a round, whatever data it has."""
-    trust: NoiseFrom = NoiseFrom.LOCAL
+    trust: Trust = Trust.LOCAL
     """Who adds noise: "local" clients, "server", "shares" of clients, "each" server.
 
     "local": each client, all of it, to its own; "server": to the sum, which it sees without;
@@ -224,12 +195,9 @@ class DPPlan:
     """
 
     def __post_init__(self) -> None:
-        if self.unit not in get_args(Protected):
-            raise ConfigError(
-                f"unit = {self.unit!r}", hint=f"one of {', '.join(get_args(Protected))}"
-            )
         for name, kind in (
-            ("trust", NoiseFrom),
+            ("unit", Unit),
+            ("trust", Trust),
             ("rows", NoisyRows),
             ("drawn", Drawn),
             ("unknown", Unknown),
@@ -282,7 +250,7 @@ class DPPlan:
     def _check_trust(self) -> None:
         """What only some who add noise can have."""
         trust = self.trust.value
-        if self.trust is not NoiseFrom.SHARES and self.corrupt:
+        if self.trust is not Trust.SHARES and self.corrupt:
             raise ConfigError(
                 f"corrupt = {self.corrupt} with trust = {trust!r}: no client's share counts",
                 hint='leave it out, or use trust = "shares"',
@@ -292,9 +260,9 @@ class DPPlan:
                 f"counts = {self.counts:g} with trust = {trust!r}",
                 hint='leave it out, or use trust = "server", "shares" or "each"',
             )
-        if not self.trust.in_the_sum:
+        if not self.in_the_sum:
             return
-        if self.unit == "item":
+        if self.unit is Unit.ITEM:
             raise ConfigError(
                 f'unit = "item" with trust = {trust!r}: noise on a sum of local steps protects '
                 "none of their examples",
@@ -312,13 +280,13 @@ class DPPlan:
         if not self.participation:
             return
         said = f"participation = {self.participation:g}"
-        if self.unit != "user":
+        if self.unit is not Unit.USER:
             raise ConfigError(
-                f"{said} with unit = {self.unit!r}: cohorts that are drawn in secret have an "
+                f"{said} with unit = {self.unit.value!r}: cohorts that are drawn in secret have an "
                 "account per user only",
                 hint='leave it out, or use unit = "user"',
             )
-        if self.trust in (NoiseFrom.SHARES, NoiseFrom.LOCAL):
+        if self.trust in (Trust.SHARES, Trust.LOCAL):
             raise ConfigError(
                 f"{said} with trust = {self.trust.value!r}: the more clients add noise, the more "
                 "of it is in the sum, and over all its words that shows who is there",
@@ -329,10 +297,11 @@ class DPPlan:
         if self.printed is Printed.NONE:
             return
         name = self.printed.value
-        source = NoiseFrom.SERVER if self.printed is Printed.CENTRAL else NoiseFrom.LOCAL
-        if self.unit != "subject" or self.trust is not source:
+        source = Trust.SERVER if self.printed is Printed.CENTRAL else Trust.LOCAL
+        if self.unit is not Unit.SUBJECT or self.trust is not source:
             raise ConfigError(
-                f"printed = {name!r} with unit = {self.unit!r} and trust = {self.trust.value!r}",
+                f"printed = {name!r} with unit = {self.unit.value!r} and trust = "
+                f"{self.trust.value!r}",
                 hint=f'{name} has unit = "subject" and trust = "{source.value}"',
             )
         if not self.epsilon or self.noise:
@@ -360,21 +329,21 @@ class DPPlan:
                 raise ConfigError(
                     f"{name} = {share:g}", hint=f"{name} is a share of the budget, between 0 and 1"
                 )
-        if self.setup and self.unit != "user":
+        if self.setup and self.unit is not Unit.USER:
             raise ConfigError(
-                f"setup = {self.setup:g} with unit = {self.unit!r}: a client's part of a sum is "
-                "clipped as a whole, which bounds nobody else",
+                f"setup = {self.setup:g} with unit = {self.unit.value!r}: a client's part of a sum "
+                "is clipped as a whole, which bounds nobody else",
                 hint='leave it out, or use unit = "user"',
             )
         if not -10.0 <= self.threshold <= 10.0:
             raise ConfigError(f"threshold = {self.threshold:g}", hint="threshold is -10 to 10")
-        if self.rows is NoisyRows.SELECTED and self.unit not in ("user", "index"):
+        if self.rows is NoisyRows.SELECTED and self.unit not in (Unit.USER, Unit.INDEX):
             raise ConfigError(
-                f'rows = "selected" with unit = {self.unit!r}: a client\'s marks are clipped '
+                f'rows = "selected" with unit = {self.unit.value!r}: a client\'s marks are clipped '
                 "together, which bounds nobody else",
                 hint='use unit = "user", rows = "all", or a public "list"',
             )
-        if self.unit == "index" and not self.listed:
+        if self.unit is Unit.INDEX and not self.listed:
             raise ConfigError(
                 'unit = "index" with rows = "own": which rows are fetched, named or written shows '
                 "the row itself, and no noise on values hides it",
@@ -389,11 +358,11 @@ class DPPlan:
         listed_rows(self.row_list)
 
     def _check_index(self) -> None:
-        if self.unit != "index":
+        if self.unit is not Unit.INDEX:
             for name in ("per_row", "example_clip"):
                 if getattr(self, name):
                     raise ConfigError(
-                        f"{name} = {getattr(self, name):g} with unit = {self.unit!r}",
+                        f"{name} = {getattr(self, name):g} with unit = {self.unit.value!r}",
                         hint='leave it out, or use unit = "index"',
                     )
             return
@@ -409,7 +378,7 @@ class DPPlan:
                 "there is no account of either for a row that stands in several examples",
                 hint="leave both out: all examples that the cut leaves are used, and weigh 1",
             )
-        if self.trust is not NoiseFrom.LOCAL and self.steps != 1:
+        if self.trust is not Trust.LOCAL and self.steps != 1:
             raise ConfigError(
                 f'unit = "index" with trust = {self.trust.value!r} and steps = {self.steps}: noise '
                 "on a sum of local steps protects none of their examples",
@@ -418,23 +387,23 @@ class DPPlan:
 
     def _check_unit(self) -> None:
         self._check_index()
-        if self.unit == "item" and self.trust is NoiseFrom.SERVER:
+        if self.unit is Unit.ITEM and self.trust is Trust.SERVER:
             raise ConfigError(
                 'unit = "item" with trust = "server": a server that adds noise to a sum of local '
                 "steps protects none of their examples",
                 hint='use trust = "local", or unit = "user"',
             )
-        if self.unit == "user" and (self.sampling, self.steps) != (1.0, 1):
+        if self.unit is Unit.USER and (self.sampling, self.steps) != (1.0, 1):
             raise ConfigError(
                 f'unit = "user" with sampling = {self.sampling:g} and steps = {self.steps}: a '
                 "client sends one update a round, and that it takes part is known",
                 hint="leave both out: its own training is that of [training]",
             )
-        if self.unit != "subject":
+        if self.unit is not Unit.SUBJECT:
             for name, value in (("cap", 0), ("records_per_subject", 0), ("clients_per_subject", 1)):
                 if getattr(self, name) != value:
                     raise ConfigError(
-                        f"{name} = {getattr(self, name)} with unit = {self.unit!r}",
+                        f"{name} = {getattr(self, name)} with unit = {self.unit.value!r}",
                         hint='leave it out, or use unit = "subject"',
                     )
         elif self.drawn is Drawn.RECORDS and not (self.records_per_subject and self.cap):
@@ -444,25 +413,26 @@ class DPPlan:
             )
 
     @property
-    def protects(self) -> Unit:
-        return Unit(self.unit)
+    def in_the_sum(self) -> bool:
+        """Whether nobody sees a sum without noise, and no client has all of it."""
+        return self.trust in (Trust.SHARES, Trust.EACH)
 
     @property
     def on_integers(self) -> bool:
         """Whether clients send one clipped vector of integers, whose sum has integer noise."""
-        return self.trust is not NoiseFrom.LOCAL and self.printed is Printed.NONE
+        return self.trust is not Trust.LOCAL and self.printed is Printed.NONE
 
     @property
     def by_batches(self) -> bool:
         """Whether noise is in every step of a client's training, and not only in what it sends."""
-        if self.unit == "index":
-            return self.trust is NoiseFrom.LOCAL
-        return self.unit != "user" and not self.trust.in_the_sum
+        if self.unit is Unit.INDEX:
+            return self.trust is Trust.LOCAL
+        return self.unit is not Unit.USER and not self.in_the_sum
 
     @property
     def by_examples(self) -> bool:
         """Whether a client's training clips its examples, or groups of them, one by one."""
-        return self.by_batches or self.unit == "index"
+        return self.by_batches or self.unit is Unit.INDEX
 
     @property
     def listed(self) -> bool:

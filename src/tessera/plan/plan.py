@@ -34,7 +34,7 @@ from tessera.plan.checks import (
     check_tables,
     check_two_servers,
 )
-from tessera.plan.dp import DPPlan, NoiseFrom, fewest_drawn, listed_rows, most_drawn
+from tessera.plan.dp import DPPlan, fewest_drawn, listed_rows, most_drawn
 from tessera.plan.noisy_vector import NoisyVector
 from tessera.plan.scheme import Scheme
 from tessera.plan.sections import (
@@ -55,6 +55,7 @@ from tessera.plan.sections import (
     choose_by_name,
 )
 from tessera.plan.toml import digest
+from tessera.privacy.dp.guarantee import Trust
 from tessera.privacy.index.bound import Promise
 from tessera.protocols.secagg.params import GraphKind, RowSumSpec, SecAggParams, StageSpec, Threat
 from tessera.protocols.union.choice import choose
@@ -348,8 +349,8 @@ class Plan:
         dp = self.dp
         if dp is None or not dp.on_integers:
             return None
-        shares = dp.trust is NoiseFrom.SHARES
-        servers = 2 if dp.trust is NoiseFrom.EACH else 1
+        shares = dp.trust is Trust.SHARES
+        servers = 2 if dp.trust is Trust.EACH else 1
         return NoisyVector(
             words=self._whole_length,
             clients=self.most_clients,

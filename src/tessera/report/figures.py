@@ -23,7 +23,8 @@ from tessera.privacy.index.exposure import epsilon_longitudinal, epsilon_per_rou
 from tessera.privacy.index.response import IndexPrivacy
 from tessera.report.numbers import NOT_MEASURED
 from tessera.rounds import charged, schemes
-from tessera.rounds.noise import Noise, noise_of
+from tessera.rounds.noise import noise_of
+from tessera.rounds.noise_account import Noise
 from tessera.rounds.schemes import SchemeEntry
 from tessera.runs.folder import RunFolder
 

@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tessera.plan import Plan
-from tessera.rounds.noise import Figure, noise_of
+from tessera.rounds.noise import noise_of
+from tessera.rounds.noise_account import Figure
 
 NOT_CHARGED: Final = "simulation only, not charged"
 """How every exact figure is marked; in files it is the key under which their names are."""

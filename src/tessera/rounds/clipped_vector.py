@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.group import Words
-from tessera.crypto.noise import DEVIATION, dense_noise, discrete_gaussian, row_noise
+from tessera.crypto.noise import DEVIATION, dense_noise, row_noise
 from tessera.crypto.prg import Label, Stream, uniform
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
@@ -137,12 +137,6 @@ def noise_stream(secret: Secret, round_id: RoundId, sender: Party, part: str) ->
     """What the noise of one party in one round follows from: sent again, it is the same."""
     name = sender if isinstance(sender, str) else int(sender)
     return Stream.of(secret, Label.SUM_NOISE, int(round_id), name, part)
-
-
-def add_noise(ring: Ring, deviation: float, words: Words, stream: Stream) -> Words:
-    """Words of the ring with one source's noise of this deviation on each."""
-    drawn = discrete_gaussian(deviation).sample(stream, words.size).reshape(words.shape)
-    return ring.add(words, ring.from_ints(drawn))
 
 
 # --- in real numbers -----------------------------------------------------------------------------

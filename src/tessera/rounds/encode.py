@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.group import Words
+from tessera.crypto.noise import add_noise
 from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError
@@ -29,7 +30,7 @@ from tessera.plan import Plan, TablePlan
 from tessera.plan.noisy_vector import NoisyVector
 from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.unmask import surviving
-from tessera.rounds.clipped_vector import Asked, SumBounds, add_noise, clipped_vector
+from tessera.rounds.clipped_vector import Asked, SumBounds, clipped_vector
 from tessera.rounds.noise import noise_of
 from tessera.rounds.words import RoundResult, RowWords, whole_words
 from tessera.wire.index_set import client_set

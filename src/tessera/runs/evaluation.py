@@ -26,6 +26,7 @@ from tessera.learning.bound_model import BoundModel
 from tessera.learning.scores import evaluate
 from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
+from tessera.privacy.dp.events import THE_METRICS
 from tessera.rounds.cohorts import FixedGroup
 from tessera.rounds.events import Event, RoundFinished
 from tessera.rounds.noise import noise_of
@@ -87,28 +88,27 @@ class Evaluation:
         """
         what = WHAT if validation is None else VALIDATION
         data = validation or self._task.data
-        metric, statistics, few = self._task.metric, {}, {}
-        noisy = noise_of(plan).noisy_metrics
+        metric, noise = self._task.metric, noise_of(plan)
+        held = {}
         for name, client in clients.items():
             own = data.test_of(int(client))
             scores = self.scores(dense, tables, own)
             if np.isnan(scores).any():  # such a client contributes nothing
                 own, scores = own.take(slice(0, 0)), scores[:0]
-            if noisy:
-                few[name] = metric.few(scores, own)
-            else:
-                statistics[name] = metric.statistics(scores, own)
-        if not noisy and plan.grouped:
-            summed = group_sums(statistics, groups, plan, what, round_id, entropy)
-            return None if summed is None else metric.from_statistics(summed)
-        if not noisy:
-            return metric.from_statistics(secure_sum(statistics, plan, what, round_id, entropy))
-        counted = noise_of(plan).dp.counted
+            held[name] = scores, own
+        if not noise.noisy_metrics:
+            counts = {name: metric.statistics(*each) for name, each in held.items()}
+            if plan.grouped:
+                summed = group_sums(counts, groups, plan, what, round_id, entropy)
+                return None if summed is None else metric.from_statistics(summed)
+            return metric.from_statistics(secure_sum(counts, plan, what, round_id, entropy))
+        few = {name: metric.few(*each) for name, each in held.items()}
+        counted = noise.dp.counted
         total = NoisyStatistic(
             plan=plan,
             entropy=entropy,
             what=what,
-            noise=noise_of(plan).metrics_noise,
+            noise=noise.statistic_noise(THE_METRICS),
             words=len(next(iter(few.values()))),
             round_id=round_id,
         ).over_cohort(list(few), lambda name: few[name] / counted)
@@ -125,7 +125,7 @@ class Evaluation:
 # round.
 #
 # When training ends shows what it was decided by. With `[dp]` that is a noisy sum over the clients
-# of the round, which each is charged for as for the one over its test part (`rounds/dp.py`); a
+# of the round, which each is charged for as for the one over its test part (`rounds/noise.py`); a
 # plan whose metric is not charged is refused (`plan/checks.py`).
 
 

@@ -49,7 +49,7 @@ def export_run(
     task = task or named_task(log)
     complete(log.plan, task)  # refuses a task with another model
     _check_version(log)
-    if with_local and log.plan.dp is not None:
+    if with_local and not is_charged(log.plan, "local rows"):
         raise ConfigError(
             f"{folder}: its plan has [dp], and the clients' local rows follow from their data "
             "without noise: nobody was charged for them",

@@ -13,6 +13,7 @@ from tessera.learning.training.local import NoisySequential, Sequential
 from tessera.learning.training.noisy_steps import NoisySteps
 from tessera.learning.training.vectorised.check import best, best_noisy, tried
 from tessera.plan import Plan
+from tessera.rounds.noise import noise_of
 from tessera.runs.noisy import noisy_steps
 from tessera.tasks import Task
 
@@ -60,8 +61,7 @@ def learner_of(
     """Who trains clients of this task: its own learner if it has one. `sample`: what a few clients
     train, to try others on; compiling has to pay off in so many `rounds`."""
     bound, training = model.bound, model.training
-    clips = plan.dp is not None and plan.dp.by_examples
-    noisy = noisy_steps(plan) if clips else None
+    noisy = noisy_steps(plan) if noise_of(plan).clips_examples else None
     if noisy is not None and task.noisy_learner is not None:
         own = task.noisy_learner(bound, training, noisy)
         return ChosenLearner(own, "the task's own, with noise per person")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from torch import nn
@@ -15,7 +16,8 @@ from tessera.learning.bound_model import BoundModel
 from tessera.learning.training.jobs import PreparedJob
 from tessera.learning.training.noisy_steps import Drawing, EachExample, NoisySteps, StepBatch
 from tessera.learning.training.row_cut import RowCut, aimed_at, places_in
-from tessera.plan import NoiseFrom, Plan
+from tessera.plan import Plan, Trust
+from tessera.privacy.dp.guarantee import Unit
 from tessera.privacy.dp.noise_setting import Drawn
 from tessera.privacy.dp.subjects import (
     Printed,
@@ -25,36 +27,13 @@ from tessera.privacy.dp.subjects import (
     largest_group,
 )
 from tessera.rounds.noise import noise_of
+from tessera.runs.people import check_home
 from tessera.tasks import Task
 
 
 def noisy_steps(plan: Plan) -> NoisySteps:
     """What the plan's clients do in a round, for a unit that is protected in every step."""
-    section = noise_of(plan).dp
-    if section.unit == "index":
-        return index_steps(plan)
-    assert plan.training is not None
-    if section.printed is not Printed.NONE:
-        printed = noise_of(plan).paper
-        return NoisySteps(
-            clip=section.clip,
-            noise=printed.unit,
-            steps=section.steps,
-            batch=plan.training.batch,
-            drawing=PrintedBatches(section.printed, plan.training.batch, printed),
-        )
-    if section.trust is not NoiseFrom.LOCAL:
-        raise ConfigError(
-            f'[dp] unit = "{section.unit}" with trust = "{section.trust.value}" is not trained',
-            hint='use trust = "local"',
-        )
-    return NoisySteps(
-        clip=section.clip,
-        noise=section.noise,
-        steps=section.steps,
-        batch=plan.training.batch,
-        drawing=drawing(plan),
-    )
+    return STEPS[noise_of(plan).dp.unit](plan)
 
 
 def index_steps(plan: Plan) -> NoisySteps:
@@ -65,7 +44,7 @@ def index_steps(plan: Plan) -> NoisySteps:
     """
     section, training = noise_of(plan).dp, plan.training
     assert training is not None
-    local = section.trust is NoiseFrom.LOCAL
+    local = noise_of(plan).vector is None
     if training.decay > 1.0 and not local:
         raise ConfigError(
             f'[dp] unit = "index" with decay = {training.decay:g} in [training]: a rate that grows '
@@ -82,26 +61,81 @@ def index_steps(plan: Plan) -> NoisySteps:
     )
 
 
+def example_steps(plan: Plan) -> NoisySteps:
+    section = noise_of(plan).dp
+    return _steps(plan, section.noise, EachExample(section.sampling))
+
+
+def person_steps(plan: Plan) -> NoisySteps:
+    """People or their records, or the batches of a paper's algorithm."""
+    section, paper = noise_of(plan).dp, noise_of(plan).paper
+    assert plan.training is not None
+    if paper is not None:
+        batches = PrintedBatches(section.printed, plan.training.batch, paper)
+        return _steps(plan, paper.unit, batches)
+    if section.trust is not Trust.LOCAL:
+        raise ConfigError(
+            f'[dp] unit = "{section.unit}" with trust = "{section.trust.value}" is not trained',
+            hint='use trust = "local"',
+        )
+    drawing = OfSubjects(section.sampling, section.cap, section.drawn)
+    return _steps(plan, section.noise, drawing)
+
+
+def _steps(plan: Plan, noise: float, drawing: Drawing) -> NoisySteps:
+    section, training = noise_of(plan).dp, plan.training
+    assert training is not None
+    return NoisySteps(
+        clip=section.clip,
+        noise=noise,
+        steps=section.steps,
+        batch=training.batch,
+        drawing=drawing,
+    )
+
+
+STEPS: Final = {
+    Unit.INDEX: index_steps,
+    Unit.ITEM: example_steps,
+    Unit.SUBJECT: person_steps,
+}
+
+
 def cut_examples(plan: Plan, bound: BoundModel, examples: Examples, secret: Secret) -> Examples:
     """A client's examples of a round, cut by its own coins where a row is what is protected."""
-    section = plan.dp
-    if section is None or section.unit != "index":
+    per_row = noise_of(plan).per_row
+    if not per_row:
         return examples
     places = places_in(bound.fetched_fields(examples))
-    return RowCut.of(section.per_row, places).apply(bound, examples, secret)
+    return RowCut.of(per_row, places).apply(bound, examples, secret)
 
 
-def check_examples(plan: Plan, task: Task, module: nn.Module, bound: BoundModel) -> None:
-    """Refuse what would let one example, person or row move the gradients of others."""
-    if plan.dp is None or not plan.dp.by_examples:
+def check_task(plan: Plan, task: Task, module: nn.Module, bound: BoundModel) -> None:
+    """Refuse what would let one example, person or row move more than the noise is for."""
+    noise = noise_of(plan)
+    if noise.selects_rows and not task.data.public_rows:
+        raise ConfigError(
+            f'[dp] rows = "selected" over a dictionary that is made of the data of {task.name!r}: '
+            "which rows there are would show who holds them",
+            hint='[task] dictionary = FILE with a public list of items, or ids = "hash"',
+        )
+    if not noise.clips_examples:
         return
+    check_home(noise.dp, task)
+    unit = f"[dp] unit = {noise.dp.unit.value!r}"
+    if bound.candidates is not None:
+        raise ConfigError(
+            f"{unit} with a softmax over table {bound.candidates.root!r}: every example moves "
+            "every row, and noisy steps are over the rows of single examples",
+            hint='use unit = "user"',
+        )
     if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p for m in module.modules()):
         raise ConfigError(
-            f"[dp] unit = {plan.dp.unit!r} with dropout: which units are left out goes by the "
+            f"{unit} with dropout: which units are left out goes by the "
             "place of an example among the others, so that one more moves all after it",
             hint="a model without dropout; noise keeps it from overfitting",
         )
-    if plan.dp.unit == "index":
+    if noise.per_row:
         _check_index(task, bound)
 
 
@@ -114,13 +148,6 @@ def _check_index(task: Task, bound: BoundModel) -> None:
             "click rate: it changes with every row the client has met",
             hint='[task] model = "biased", or another model without the rate',
         )
-
-
-def drawing(plan: Plan) -> Drawing:
-    section = noise_of(plan).dp
-    if section.unit == "item":
-        return EachExample(section.sampling)
-    return OfSubjects(section.sampling, section.cap, section.drawn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +174,7 @@ class PrintedBatches:
 
     Every example is clipped by itself (line 7 of Algorithms 1 and 2). The noise of `LocalSubDP` is
     that of the most examples of one person (line 11); that of `CentralSubDP` is the server's
-    (`rounds/noisy_sum.py`), who is told Z.
+    (`rounds/noise.py`), who is told Z.
     """
 
     algorithm: Printed

@@ -14,8 +14,8 @@ from tessera.data.subjects import check_local_rows, check_named, check_spread, o
 from tessera.errors import ConfigError
 from tessera.learning.bound_model import BoundModel
 from tessera.plan import DPPlan, Plan, Unknown
-from tessera.privacy.dp.guarantee import Unit
 from tessera.privacy.dp.noise_setting import Drawn
+from tessera.rounds.noise import noise_of
 from tessera.tasks.task import Task
 
 
@@ -25,24 +25,24 @@ def check_home(section: DPPlan, task: Task) -> None:
     Per example nothing may stay that is not trained under noise; per person what belongs to one
     person may, as it comes and goes with the person.
     """
-    own = task.setup is not None and task.setup.keeps
+    own, unit = task.setup is not None and task.setup.keeps, section.unit.value
     several = task.data.train.subjects is not None
     if section.unit in ("index", "item") and (own or task.learner is not None):
         what = "fit masks" if own else "do not train by gradient descent"
         raise ConfigError(
-            f"[dp] unit = {section.unit!r} with task {task.name!r}, whose clients {what}: what "
+            f"[dp] unit = {unit!r} with task {task.name!r}, whose clients {what}: what "
             "they keep would carry one example into all later updates",
             hint='use unit = "user" or "subject", or a task that trains by batches',
         )
     if own and several:
         raise ConfigError(
-            f"[dp] unit = {section.unit!r} with task {task.name!r}, whose clients fit masks to the "
+            f"[dp] unit = {unit!r} with task {task.name!r}, whose clients fit masks to the "
             "data of several people: a mask carries one person into the updates of the others",
             hint='leave mask out, or use unit = "user"',
         )
     if task.learner is not None and task.noisy_learner is None:
         raise ConfigError(
-            f"[dp] unit = {section.unit!r} with task {task.name!r}, whose clients do not train by "
+            f"[dp] unit = {unit!r} with task {task.name!r}, whose clients do not train by "
             "gradient descent: no step of theirs is clipped per person",
             hint='use unit = "user": where a client is one person it protects the same',
         )
@@ -69,8 +69,8 @@ def check_shared_rows(task: Task, bound: BoundModel) -> None:
 
 def with_subjects(task: Task, bound: BoundModel, plan: Plan) -> Task:
     """The task with every record's subject known, where the plan protects subjects."""
-    section = plan.dp
-    if section is None or section.protects is not Unit.SUBJECT:
+    section = noise_of(plan).of_people
+    if section is None:
         return task
     data = task.data
     if section.unknown is Unknown.ONE_SUBJECT:

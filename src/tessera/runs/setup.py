@@ -22,13 +22,13 @@ from tessera.crypto.entropy import Entropy
 from tessera.data.examples import ClientData
 from tessera.data.negatives import draw
 from tessera.errors import ConfigError
-from tessera.ids import ClientId, RoundId
+from tessera.ids import ClientId
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.popularity import Popularity
 from tessera.learning.tables.arrays import Ids
 from tessera.learning.task_setup import Progress, Setup, SetupResult
-from tessera.plan import NoisyRows, Plan
-from tessera.privacy.dp.events import THE_SETUP_SUM, ExactRelease, NoisySum
+from tessera.plan import Plan
+from tessera.privacy.dp.events import THE_POPULARITY, THE_SETUP_SUM, ExactRelease, NoisySum
 from tessera.privacy.dp.ledger import Ledger
 from tessera.rounds.cohorts import FixedGroup
 from tessera.rounds.noise import noise_of
@@ -83,7 +83,7 @@ def set_up(
         clients = sorted(client for group in groups for client in group)
     charge(clients)
     summing = partial(on_progress, "adding up") if on_progress is not None else None
-    if plan.dp is not None and plan.dp.setup:
+    if noise_of(plan).statistic_noise(THE_SETUP_SUM):
         total, about = _noisy(task.setup, task.data, plan, clients, entropy, summing)
     else:
         counts = {client: task.setup.count(task.data.of(int(client))) for client in clients}
@@ -106,7 +106,11 @@ def _noisy(
     """The sum with noise, in the numbers that a set-up counts in."""
     spans, counted = setup.spans(data), noise_of(plan).dp.counted
     statistic = NoisyStatistic(
-        plan=plan, entropy=entropy, what=WHAT, noise=noise_of(plan).setup_noise, words=len(spans)
+        plan=plan,
+        entropy=entropy,
+        what=WHAT,
+        noise=noise_of(plan).statistic_noise(THE_SETUP_SUM),
+        words=len(spans),
     )
     total = statistic.over_all(
         clients, lambda c: setup.count(data.of(int(c))) / (spans * counted), progress
@@ -144,7 +148,7 @@ def select_rows(
     progress: Progress | None = None,
 ) -> Popularity | None:
     """The popularity of all rows by the plan's noise; None where it selects none."""
-    if plan.dp is None or plan.dp.rows is not NoisyRows.SELECTED:
+    if not noise_of(plan).selects_rows:
         return None
     selection = RowSelection(data, bound, plan, entropy)
     charge(clients)
@@ -161,7 +165,7 @@ class RowSelection:
             plan=plan,
             entropy=entropy,
             what=SELECTION,
-            noise=noise_of(plan).selection_noise,
+            noise=noise_of(plan).statistic_noise(THE_POPULARITY),
             words=sum(self._sizes.values()),
         )
 
@@ -211,22 +215,16 @@ class Ledgers:
 
     def of(self, client: ClientId) -> Ledger:
         if client not in self._made:
-            noisy = self._plan.dp is not None
-            self._made[client] = Ledger(bounds=noise_of(self._plan).bounds) if noisy else Ledger()
+            self._made[client] = Ledger(bounds=noise_of(self._plan).bounds)
         return self._made[client]
 
     def charge_setup(self, clients: Iterable[ClientId]) -> None:
         """For their parts of a set-up sum; where it has no noise, every number is given it."""
-        plan = self._plan
-        if plan.dp is None:
-            return
-        exact = ExactRelease(federation=plan.federation, round_id=RoundId(0), what=THE_SETUP_SUM)
-        self._charge(clients, [*noise_of(plan).setup_events()] if plan.dp.setup else [exact])
+        self._charge(clients, noise_of(self._plan).setup_events())
 
     def charge_selection(self, clients: Iterable[ClientId]) -> None:
         """For their marks, where rows are selected."""
-        if self._plan.dp is not None:
-            self._charge(clients, [*noise_of(self._plan).selection_events()])
+        self._charge(clients, noise_of(self._plan).selection_events())
 
     def _charge(
         self, clients: Iterable[ClientId], events: Sequence[NoisySum | ExactRelease]

@@ -27,7 +27,7 @@ from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.compression import signed
 from tessera.learning.task_setup import Progress
-from tessera.plan import Crypto, NoiseFrom, Plan
+from tessera.plan import Crypto, Plan
 from tessera.privacy.dp.noise_setting import LEAST_SHARE, NO_ROUND
 from tessera.protocols.secagg.client import Client, SecAggClientSetup
 from tessera.protocols.secagg.params import GraphKind, SecAggParams, StageSpec, Threat
@@ -35,7 +35,8 @@ from tessera.protocols.secagg.server import SecAggServerSetup
 from tessera.protocols.secagg.standalone import Aggregator, Contribution, Contributor
 from tessera.rounds import schemes
 from tessera.rounds.cohorts import FixedGroup
-from tessera.rounds.noise import noise_of
+from tessera.rounds.noise import added
+from tessera.rounds.noise_account import AddedNoise
 from tessera.simulation.simulator import Simulator
 
 Counts = npt.NDArray[np.int64]
@@ -229,15 +230,15 @@ class NoisyStatistic:
         return 2.0 ** min(FINEST, math.floor(math.log2(WIDEST / self.noise)))
 
     @property
-    def trust(self) -> NoiseFrom:
-        return noise_of(self.plan).dp.trust
+    def kind(self) -> AddedNoise:
+        return added(self.plan)
 
     def over_all(
         self, clients: Sequence[ClientId], part: Part, progress: Progress | None = None
     ) -> NoisyTotal:
         """Over a population, in groups of a cohort's size at least."""
         names = sorted(clients)
-        if self.trust is NoiseFrom.SHARES and self.honest(min(len(names), self.plan.cohort)) < 1:
+        if self.counted(min(len(names), self.plan.cohort)) < 1:
             raise ConfigError(
                 f"[dp] {self.what} over {len(names)} clients in shares: nobody is left whose noise "
                 "counts",
@@ -247,7 +248,7 @@ class NoisyStatistic:
 
     def over_cohort(self, clients: Sequence[ClientId], part: Part) -> NoisyTotal | None:
         """Over those of a round, in one sum; None, and nothing leaves, if they are too few."""
-        if self.trust is NoiseFrom.SHARES and self.honest(len(clients)) < 1:
+        if self.counted(len(clients)) < 1:
             return None
         return self._over(sorted(clients), part, 1, None)
 
@@ -261,10 +262,10 @@ class NoisyStatistic:
             summed, real = self._summed(members, part, group)
             total += summed
             masked += real
-            sources += self._sources(len(members))
+            sources += self.kind.own_sources(len(members), self.counted(len(members)))
             if progress is not None:
                 progress((group + 1) * len(names) // groups, len(names))
-        servers = {NoiseFrom.SERVER: 1, NoiseFrom.EACH: 2}.get(self.trust, 0)
+        servers = self.kind.servers
         for server in range(servers):
             total += self._drawn("server", server)
         if servers:
@@ -279,39 +280,36 @@ class NoisyStatistic:
             secure_groups=masked,
         )
 
-    def _sources(self, members: int) -> float:
-        """How often the whole noise is in the sum of a group, by its clients."""
-        if self.trust is NoiseFrom.LOCAL:
-            return float(members)
-        if self.trust is NoiseFrom.SHARES:
-            return members / self.honest(members)
-        return 0.0
+    def counted(self, members: int) -> int:
+        """Clients of a group whose noise is enough.
 
-    def honest(self, members: int) -> int:
-        """Clients of a group whose shares are enough: its fewest survivors, less the corrupt.
-
-        Its survivors are those of its own secure sum, whose group may be larger than a cohort.
+        In shares these are its fewest survivors, less the corrupt: those of its own secure sum,
+        whose group may be larger than a cohort.
         """
-        if members < LEAST_MEMBERS:
-            return 0
-        params = sum_params(self.plan, self.what, self.round_id, members, self.words)
-        return params.min_survivors - self.plan.corrupt_shares
+
+        def survivors() -> int:
+            if members < LEAST_MEMBERS:
+                return 0
+            sums = sum_params(self.plan, self.what, self.round_id, members, self.words)
+            return sums.min_survivors
+
+        return self.kind.counted_sources(survivors)
 
     def _summed(self, members: list[ClientId], part: Part, group: int) -> tuple[Integers, bool]:
         """Over a group: what opens of it, or what two servers hold together; whether masked."""
         plan, crypto = self.plan, self.plan.simulation.crypto
         real = crypto is Crypto.EVERY or (crypto is Crypto.SAMPLED and group == 0)
-        if self.trust is NoiseFrom.EACH:
+        if self.kind.servers > 1:
             return self._shared(members, part), False
-        honest = self.honest(len(members)) if self.trust is NoiseFrom.SHARES else 1
+        counted = self.counted(len(members))
         if schemes.of(plan).hides and real:
-            vectors = {client: self._sent(client, part, honest) for client in members}
+            vectors = {client: self._sent(client, part, counted) for client in members}
             # Population sums have no round: their groups are told apart by number.
             number = RoundId(int(self.round_id) + group)
             return signed(secure_sum(vectors, plan, self.what, number, self.entropy), WORDS), True
         total = np.zeros(self.words, np.int64)
         for client in members:
-            total += self._sent(client, part, honest)
+            total += self._sent(client, part, counted)
         return total, False
 
     def _shared(self, members: list[ClientId], part: Part) -> Integers:
@@ -334,11 +332,11 @@ class NoisyStatistic:
         within = part if length <= 1.0 else part * ((1.0 - 1e-12) / length)
         return np.trunc(within * self.scale).astype(np.int64)
 
-    def _sent(self, client: ClientId, part: Part, honest: int) -> Integers:
+    def _sent(self, client: ClientId, part: Part, counted: int) -> Integers:
         """A client's part with its own noise, where it adds any."""
         own = self.rounded(part(client))
-        if self.trust in (NoiseFrom.LOCAL, NoiseFrom.SHARES):
-            own += self._drawn("client", int(client), 1.0 / math.sqrt(honest))
+        if share := self.kind.own_part(counted):
+            own += self._drawn("client", int(client), share)
         return own
 
     def _drawn(self, who: str, number: int, part: float = 1.0) -> Integers:

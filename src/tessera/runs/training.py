@@ -28,10 +28,9 @@ from tessera.crypto.secret import Secret
 from tessera.data.examples import ClientData
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
-from tessera.learning.averaging import Average, ServerStep
+from tessera.learning.averaging import Average
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.compression import Residual, TopBy, shapes_text
-from tessera.learning.popularity import Popularity
 from tessera.learning.tables.own_rows import OwnRows
 from tessera.learning.tables.spec import TableSpec
 from tessera.learning.tables.store import ModelStore
@@ -39,8 +38,7 @@ from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart, T
 from tessera.learning.tables.table import LazyTable, StoredTable
 from tessera.learning.training.jobs import HomeFitting, Job, Trainable
 from tessera.learning.training.settings import LocalTraining
-from tessera.plan import Metrics, NoisyRows, Plan, TablePlan, UnionPlan
-from tessera.plan.dp import SETUP_SHARE, row_list_of, trained_with
+from tessera.plan import Metrics, Plan, TablePlan, UnionPlan
 from tessera.privacy.dp.ledger import BudgetExceeded
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.secagg.params import Threat
@@ -54,8 +52,8 @@ from tessera.runs.client_training import ClientTraining, own_rows
 from tessera.runs.evaluation import EarlyStopping, Evaluation
 from tessera.runs.folder import check_round
 from tessera.runs.learners import ChosenLearner, Trainer, learner_of
-from tessera.runs.noisy import check_examples
-from tessera.runs.people import check_home, check_shared_rows, with_subjects
+from tessera.runs.noisy import check_task
+from tessera.runs.people import check_shared_rows, with_subjects
 from tessera.runs.run_root import owners_folder, run_root
 from tessera.runs.setup import Ledgers, SetupProgress, select_rows, set_up
 from tessera.simulation.cohort_training import TrainingOutcome
@@ -88,51 +86,26 @@ def complete(plan: Plan, task: Task) -> Plan:
             f"plan: its tables and dense part are not those of task {task.name!r}",
             hint="leave [[table]] and dense out: the task knows them",
         )
-    good = task.recommended
-    if plan.dp is not None and plan.dp.rows is NoisyRows.SELECTED and not task.data.public_rows:
-        raise ConfigError(
-            f'[dp] rows = "selected" over a dictionary that is made of the data of {task.name!r}: '
-            "which rows there are would show who holds them",
-            hint='[task] dictionary = FILE with a public list of items, or ids = "hash"',
-        )
-    if plan.dp is not None and plan.dp.by_examples:
-        check_home(plan.dp, task)
-    if plan.dp is not None and plan.dp.by_examples and bound.candidates is not None:
-        raise ConfigError(
-            f"[dp] unit = {plan.dp.unit!r} with a softmax over table {bound.candidates.root!r}: "
-            "every example moves every row, and noisy steps are over the rows of single examples",
-            hint='use unit = "user"',
-        )
+    check_task(plan, task, module, bound)
     if plan.grouped:
         check_shared_rows(task, bound)
-    check_examples(plan, task, module, bound)
-    if plan.dp is not None and plan.dp.by_batches and good.per_person and task.noisy_learner:
-        good = replace(good, training=good.per_person, server=ServerStep(), shrinkage=0.0)
-    private = good.private if plan.dp is not None and not plan.dp.by_examples else None
-    if private is not None:
-        good = replace(good, training=private.training, server=private.server, shrinkage=0.0)
-    if plan.dp is not None and plan.dp.rows is NoisyRows.SELECTED:  # it gives the denominators
-        good = replace(good, average=Average.EXAMPLES)
-    if plan.drawn_in_secret:  # the expected number of clients is the denominator
-        good = replace(good, average=Average.EXAMPLES)
-    if plan.dp is not None and plan.dp.unit == "user" and not plan.dp.setup:
-        if task.setup is not None and task.setup.sums:
-            plan = replace(plan, dp=replace(plan.dp, setup=SETUP_SHARE))
+    own_learner = task.noisy_learner is not None
+    good = noise_of(plan).recommended(task.recommended, own_learner=own_learner)
+    if task.setup is not None and task.setup.sums:
+        plan = noise_of(plan).with_setup()
     shrinkage = good.shrinkage * min(plan.cohort, task.data.clients) / task.data.clients
     whole = replace(
         plan,
         tables=tables,
         model=replace(plan.model, dense=bound.dense_size, shapes=_shapes(plan, bound)),
-        training=plan.training
-        or replace(trained_with(plan.dp, good.training), **plan.partial.get("training", {})),
+        training=plan.training or replace(good.training, **plan.partial.get("training", {})),
         server=plan.server
         or replace(good.server, **{"shrinkage": shrinkage, **plan.partial.get("server", {})}),
         partial={},
         update=replace(
             plan.update,
-            clip=plan.update.clip or range_of(plan, good.clip),
-            dense_clip=plan.update.dense_clip
-            or (0.0 if plan.update.clip else range_of(plan, good.dense_clip)),
+            clip=plan.update.clip or good.clip,
+            dense_clip=plan.update.dense_clip or (0.0 if plan.update.clip else good.dense_clip),
             average=good.average if plan.update.average is Average.AUTO else plan.update.average,
         ),
         union=replace(plan.union, max_rows=good.max_rows)
@@ -147,24 +120,6 @@ def _shapes(plan: Plan, bound: BoundModel) -> str:
     if not plan.selects or plan.update.top_by is not TopBy.ROW:
         return plan.model.shapes
     return shapes_text([shape for _, shape in bound.dense])
-
-
-def with_selected(plan: Plan, popularity: Popularity | None) -> Plan:
-    """The plan with the rows that were selected as its list, where a scheme sums by such a list."""
-    if popularity is None or plan.dp is None or not plan.listed:
-        return plan
-    chosen = popularity.selected
-    if empty := [name for name, ids in chosen.items() if not len(ids)]:
-        raise ConfigError(
-            f"[dp]: no row of table {empty[0]!r} is over the noise, so that none is learnt",
-            hint="a larger epsilon, more clients, or a lower threshold in [dp]",
-        )
-    return replace(plan, dp=replace(plan.dp, row_list=row_list_of(chosen)))
-
-
-def range_of(plan: Plan, good: float) -> float:
-    """The quantiser's range; with noise a client sends bare deltas, not times its examples."""
-    return good if plan.dp is None else max(1.0, plan.dp.clip)
 
 
 def eligible(data: ClientData, plan: Plan) -> list[ClientId]:
@@ -309,7 +264,7 @@ class Training:
             ledgers.charge_selection,
             selecting,
         )
-        self._agreed, plan = plan, with_selected(plan, self.popularity)
+        self._agreed, plan = plan, noise_of(plan).with_selected(self.popularity)
         self.plan = plan
         dense = self.bound.pack(self.module)
         self.trainer, self._to_come = trainer, rounds or plan.simulation.rounds
@@ -442,19 +397,13 @@ class Training:
 
     def _must_afford(self, round_id: RoundId) -> str:
         """Why this round cannot be, as its noise would pass a client's budget; "" if it can."""
-        if self.plan.dp is None:
-            return ""
-        spent = (
-            f"the budget of epsilon {self.plan.dp.epsilon:g} per {self.plan.dp.unit} is spent: a "
-            "client has had"
-        )
+        noise, cohorts = noise_of(self.plan), self.federation.cohorts
 
         def short(round_id: RoundId) -> bool:
-            drawn = self.federation.cohorts.sample(round_id)
-            return any(not self.clients[c].local.affords(self.plan, round_id) for c in drawn)
+            ledgers = (self.clients[c].local.ledger for c in cohorts.sample(round_id))
+            return any(not noise.affords(ledger, round_id) for ledger in ledgers)
 
-        had = self.federation.cohorts.rule.spent(round_id, noise_of(self.plan).lasts, short)
-        return had and f"{spent} {had}"
+        return noise.refusal(lambda: cohorts.rule.spent(round_id, noise.lasts, short))
 
     def job(self, client: ClientId, submodel: Submodel, round_id: RoundId | None = None) -> Job:
         """What this client trains: the submodel, its examples, its own local rows and its coins;
@@ -515,7 +464,7 @@ class Training:
     def _on(self, held: ClientData, round_id: RoundId) -> float | None:
         """The metric over a validation part: with noise a sum over the round's clients."""
         dense, tables = self.federation.dense, self.tables | self.local
-        if self.plan.dp is not None:  # its plan has a charged metric, or no patience
+        if noise_of(self.plan).noisy_metrics:
             return self.evaluation.federated(
                 self.plan,
                 round_id,

@@ -246,9 +246,9 @@ def pack_synthetic(plan: Plan, clients: int, rows: int) -> Bundle:
         raise ConfigError(
             "the plan names neither a task nor tables", hint="add [task] name, or [[table]]s"
         )
-    if plan.dp is not None and plan.dp.by_examples:
+    if noise_of(plan).clips_examples:
         raise ConfigError(
-            f"[dp] unit = {plan.dp.unit!r}: synthetic clients have no examples",
+            f"[dp] unit = {noise_of(plan).dp.unit.value!r}: synthetic clients have no examples",
             hint='name a [task], or use unit = "user"',
         )
     maps = population.derived_maps(plan)

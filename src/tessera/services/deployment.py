@@ -59,7 +59,7 @@ def open_leader(bundle: Bundle, keys: Path, state: Path, entropy: Entropy) -> Le
     keyring = Keyring.read(keys, SERVER, bundle.digest)
     party = leader_party(keyring, entropy)
     # What it was sent is no secret from a leader later; the noise that it has drawn is.
-    noisy = noise_of(bundle.plan).in_the_sum > 0
+    noisy = noise_of(bundle.plan).erases_logs
     journal = Journal.open(state, owner=LEADER, plan=bundle.digest, erase=noisy)
     try:
         with explained(journal.path, "read"):

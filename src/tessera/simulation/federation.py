@@ -32,6 +32,7 @@ from tessera.rounds.events import Event, PhaseClosed, RoundFinished
 from tessera.rounds.ideal import RoundTrainer
 from tessera.rounds.ideal_round import run_ideal
 from tessera.rounds.local_state import Word
+from tessera.rounds.noise import noise_of
 from tessera.rounds.roles import ClientParty, RoundClient, RoundServer, ServerParty, roles_of
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.words import RoundResult
@@ -75,7 +76,7 @@ class Federation:
         `groups` are fixed groups that were formed before. `noisy`: the trainer does what [dp] says.
         `popularity` is that of the rows, where [dp] has them selected.
         """
-        if plan.dp is not None and not noisy and plan.noisy_vector is None:
+        if noise_of(plan).by_trainer and not noisy:
             raise ConfigError(
                 "[dp] with a trainer of one's own, which adds no noise",
                 hint="train by `Training`, or leave [dp] out",

@@ -16,7 +16,7 @@ from rounds.population import trainer
 from rounds.shops import Roles, two_server_plan
 from tessera import wire
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
-from tessera.plan import DPPlan, NoiseFrom, Plan, UpdatePlan
+from tessera.plan import DPPlan, Plan, Trust, UpdatePlan
 from tessera.protocols.machine import Aborted, Left, Outbound
 from tessera.protocols.two_server.key_period import MemoryStore
 from tessera.rounds.local_state import LocalState
@@ -29,7 +29,7 @@ COHORT = 4
 GONE = ClientId(2)
 FINISHED = {"done", "aborted"}
 CUT = UpdatePlan(top=0.5, top_by="element")
-NOISE = DPPlan(unit="user", noise=1.0, trust=NoiseFrom.EACH)
+NOISE = DPPlan(unit="user", noise=1.0, trust=Trust.EACH)
 FINE = UpdatePlan(levels=2**12)
 
 

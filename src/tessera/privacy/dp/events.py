@@ -29,8 +29,29 @@ from tessera.privacy.dp.mechanism import (
 from tessera.privacy.index.response import IndexPrivacy
 
 
+class Release:
+    """What a ledger asks of every event. Most have neither answers nor noise nor anything exact."""
+
+    __slots__ = ()
+
+    @property
+    def answers(self) -> tuple[IndexAnswers, ...]:
+        return ()
+
+    @property
+    def noisy(self) -> tuple[NoisySum, ...]:
+        return ()
+
+    def exact_to(self, against: Observer) -> tuple[str, ...]:
+        """What of it this observer sees without noise."""
+        return ()
+
+    def must_follow(self, earlier: Iterable[Release]) -> None:
+        """MisuseError if a client may not make this release after the earlier ones."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexAnswers:
+class IndexAnswers(Release):
     """One client's randomised answers about the union of one round: all its tables together.
 
     The unit is one index of one table, so tables do not add up; a derived table adds nothing. The
@@ -46,15 +67,37 @@ class IndexAnswers:
     def against(self) -> frozenset[Observer]:
         return EVERYBODY - {Observer.READERS}
 
+    @property
+    def answers(self) -> tuple[IndexAnswers, ...]:
+        return (self,)
+
+    def must_follow(self, earlier: Iterable[Release]) -> None:
+        for known in (answer for event in earlier for answer in event.answers):
+            if known.federation != self.federation:
+                continue
+            if known.round_id == self.round_id:
+                raise MisuseError(
+                    f"round {self.round_id} is charged already: its stored answers are sent "
+                    "again, and no others are drawn"
+                )
+            if known.period == self.period and known.privacy != self.privacy:
+                raise MisuseError(
+                    f"round {self.round_id}: period {self.period} was charged with other "
+                    "probabilities, and a period is frozen"
+                )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExactRelease:
+class ExactRelease(Release):
     """Something released exactly, such as "the union": no finite epsilon covers it."""
 
     federation: str
     round_id: RoundId
     what: str
     against: frozenset[Observer] = EVERYBODY
+
+    def exact_to(self, against: Observer) -> tuple[str, ...]:
+        return (self.what,) if against in self.against else ()
 
 
 THE_UNION: Final = "the union"
@@ -78,7 +121,7 @@ THE_SHARING: Final = "which clients share in the open"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoisySum:
+class NoisySum(Release):
     """One round's noisy releases, `times` of them, about one unit.
 
     `clients` are those that may hold one person. All of them release likewise and are seen one by
@@ -119,6 +162,22 @@ class NoisySum:
         observers = [observer for observer, _ in self.seen]
         if len(set(observers)) < len(observers):
             raise MisuseError(f"{self.what}: an observer is named twice")
+
+    @property
+    def noisy(self) -> tuple[NoisySum, ...]:
+        return (self,)
+
+    def must_follow(self, earlier: Iterable[Release]) -> None:
+        mine = (self.federation, self.round_id, self.what)
+        if any(mine == (n.federation, n.round_id, n.what) for e in earlier for n in e.noisy):
+            raise MisuseError(
+                f"round {self.round_id}: {self.what} is charged already: stored bytes are sent "
+                "again, and no other noise is drawn"
+            )
+
+    def shown_to(self, observer: Observer) -> bool:
+        """Whether this observer sees anything of it."""
+        return not isinstance(self.view(observer), Unseen)
 
     def view(self, observer: Observer) -> Mechanism | None:
         """What stands between this observer and the data; None: nothing does."""

@@ -39,6 +39,11 @@ class Unit(StrEnum):
     SUBJECT = "subject"
     """A person, whose records may sit with several clients."""
 
+    @property
+    def adjacency(self) -> Adjacency:
+        """The two worlds that are compared, where nothing says otherwise."""
+        return Adjacency.ZERO_OUT if self is Unit.USER else Adjacency.ADD_OR_REMOVE
+
 
 class Adjacency(StrEnum):
     """Which two worlds are compared."""
@@ -64,16 +69,28 @@ EVERYBODY: Final = frozenset(Observer)
 
 
 class Trust(StrEnum):
-    """Who has to be honest for the number to hold."""
+    """Who adds the noise, and so who has to be honest."""
 
-    CENTRAL = "central"
+    SERVER = "server"
     """The server, who sees the data and adds the noise."""
-    DISTRIBUTED = "distributed"
-    """Enough of the clients, who add noise in shares under a secure sum."""
-    ONE_OF_TWO = "one of two servers"
-    """One of two servers, each of which adds all of the noise to its share."""
+    SHARES = "shares"
+    """Enough of the clients: every one adds a share of it, before its masks."""
+    EACH = "each"
+    """One of two servers, each of which adds all of it to its share."""
     LOCAL = "local"
     """Nobody but the client itself."""
+
+    @property
+    def label(self) -> str:
+        """The model of trust, in the words of the literature."""
+        return LABELS.get(self, self.value)
+
+
+LABELS: Final = {
+    Trust.SERVER: "central",
+    Trust.SHARES: "distributed",
+    Trust.EACH: "one of two servers",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +145,7 @@ class Guarantee:
         delta = f", delta {self.delta:.3g}" if self.delta else ""
         return (
             f"epsilon {self.epsilon:.4g}{delta} {self.scope} "
-            f"({self.adjacency.value}, trust: {self.trust.value}, against: {self.against.value})"
+            f"({self.adjacency.value}, trust: {self.trust.label}, against: {self.against.value})"
         )
 
     def to_json(self) -> dict[str, str | float]:
@@ -138,7 +155,7 @@ class Guarantee:
             "delta": self.delta,
             "unit": self.unit.value,
             "adjacency": self.adjacency.value,
-            "trust": self.trust.value,
+            "trust": self.trust.label,
             "against": self.against.value,
             "condition": self.condition,
             "assumption": self.assumption,

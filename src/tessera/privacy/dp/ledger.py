@@ -19,14 +19,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from tessera.errors import ConfigError, MisuseError
+from tessera.errors import ConfigError
 from tessera.privacy.dp.accounting import epsilon
 from tessera.privacy.dp.events import (
     EVENTS,
     WHICH_ROWS,
     Bounds,
     Event,
-    ExactRelease,
     IndexAnswers,
     NoisySum,
     answers_as,
@@ -34,7 +33,7 @@ from tessera.privacy.dp.events import (
     noise_as,
 )
 from tessera.privacy.dp.guarantee import Adjacency, Guarantee, Observer, Trust, Unit
-from tessera.privacy.dp.mechanism import NoAccount, Parts, Unseen
+from tessera.privacy.dp.mechanism import NoAccount, Parts
 from tessera.privacy.index.exposure import epsilon_after, epsilon_longitudinal
 from tessera.privacy.index.response import IndexPrivacy
 
@@ -76,14 +75,7 @@ class Limit:
             )
 
 
-USUAL: Final = {
-    Unit.INDEX: Adjacency.ADD_OR_REMOVE,
-    Unit.ITEM: Adjacency.ADD_OR_REMOVE,
-    Unit.USER: Adjacency.ZERO_OUT,
-    Unit.SUBJECT: Adjacency.ADD_OR_REMOVE,
-}
-"""The two worlds of a unit where no event says otherwise."""
-DEMANDS: Final = (Trust.LOCAL, Trust.ONE_OF_TWO, Trust.DISTRIBUTED, Trust.CENTRAL)
+DEMANDS: Final = (Trust.LOCAL, Trust.EACH, Trust.SHARES, Trust.SERVER)
 """Who has to be honest, the most demanding last: composed events ask for all of it."""
 
 
@@ -133,11 +125,11 @@ class Ledger:
         are the plan's for other units, beside this client's own.
         """
         self._must_fit(event)
-        if isinstance(event, IndexAnswers):
-            budget = self._budget_for(event.privacy, planned)
-            spent, after = composed(self._answers()), composed([*self._answers(), event])
+        for answer in event.answers:
+            budget = self._budget_for(answer.privacy, planned)
+            spent, after = composed(self._answers()), composed([*self._answers(), answer])
             if after > budget:
-                whole = epsilon_longitudinal(event.privacy)
+                whole = epsilon_longitudinal(answer.privacy)
                 raise BudgetExceeded(
                     f"{reason}: index privacy would reach epsilon {after:.4g} of a budget of "
                     f"{budget:.4g}, and {spent:.4g} is spent",
@@ -242,11 +234,6 @@ class Ledger:
             found.append(((level, 1),))
         return tuple(part for parts in found for part in parts)
 
-    def spent_in(self, federation: str, period: int) -> float:
-        """The conditional epsilon per index of one period so far."""
-        wanted = (federation, period)
-        return composed(a for a in self._answers() if (a.federation, a.period) == wanted)
-
     def _budget_for(self, privacy: IndexPrivacy, planned: float | None) -> float:
         if self.budget is not None:
             return self.budget
@@ -255,11 +242,8 @@ class Ledger:
     def _released(self, against: Observer, *, noisy: bool) -> Iterator[str]:
         """What is exact; and `noisy` sums, for a number of answers alone."""
         for entry in self._entries:
-            event = entry.event
-            if isinstance(event, ExactRelease) and against in event.against:
-                yield event.what
-            elif noisy and isinstance(event, NoisySum):
-                yield event.what
+            yield from entry.event.exact_to(against)
+            yield from (event.what for event in entry.event.noisy if noisy)
 
     def _noisy_per_index(self) -> bool:
         return any(event.unit is Unit.INDEX for event in self._noisy())
@@ -284,19 +268,19 @@ class Ledger:
             event.adjacency: event.what
             for event in self._noisy()
             if event.unit is unit or (event.unit is Unit.ITEM and unit is Unit.SUBJECT)
-            if not isinstance(event.view(against), Unseen)
+            if event.shown_to(against)
         }
         if len(named) > 1:
             worlds = " and ".join(f"{what} ({how.value})" for how, what in named.items())
             raise NoAccount(f"no account per {unit.value} of {worlds} together")
-        return next(iter(named), USUAL[unit])
+        return next(iter(named), unit.adjacency)
 
     def _trust(self, against: Observer) -> Trust:
-        asked = {e.trust for e in self._noisy() if not isinstance(e.view(against), Unseen)}
+        asked = {e.trust for e in self._noisy() if e.shown_to(against)}
         return max(asked, key=DEMANDS.index, default=Trust.LOCAL)
 
     def _assumption(self, unit: Unit, against: Observer) -> str:
-        seen = [e for e in self._noisy() if not isinstance(e.view(against), Unseen)]
+        seen = [e for e in self._noisy() if e.shown_to(against)]
         texts = [event.assumption for event in seen if event.assumption]
         texts += [event.kept_secret for event in seen if event.amplified(against)]
         if unit is Unit.SUBJECT and seen:
@@ -306,10 +290,10 @@ class Ledger:
         return ", ".join(dict.fromkeys(texts))
 
     def _answers(self) -> list[IndexAnswers]:
-        return [e.event for e in self._entries if isinstance(e.event, IndexAnswers)]
+        return [answer for entry in self._entries for answer in entry.event.answers]
 
     def _noisy(self) -> list[NoisySum]:
-        return [e.event for e in self._entries if isinstance(e.event, NoisySum)]
+        return [event for entry in self._entries for event in entry.event.noisy]
 
     def _must_keep(self, limit: Limit, reason: str) -> None:
         spent = self.guarantee(unit=limit.unit, against=limit.against, delta=limit.delta)
@@ -324,29 +308,7 @@ class Ledger:
     def _must_fit(self, event: Event) -> None:
         if not isinstance(event, EVENTS):
             raise NoAccount(f"the ledger has no account for {type(event).__name__}")
-        if isinstance(event, NoisySum):
-            for noisy in self._noisy():
-                same = (noisy.federation, noisy.round_id, noisy.what)
-                if same == (event.federation, event.round_id, event.what):
-                    raise MisuseError(
-                        f"round {event.round_id}: {event.what} is charged already: stored bytes "
-                        "are sent again, and no other noise is drawn"
-                    )
-        if not isinstance(event, IndexAnswers):
-            return
-        for known in self._answers():
-            if known.federation != event.federation:
-                continue
-            if known.round_id == event.round_id:
-                raise MisuseError(
-                    f"round {event.round_id} is charged already: its stored answers are sent "
-                    "again, and no others are drawn"
-                )
-            if known.period == event.period and known.privacy != event.privacy:
-                raise MisuseError(
-                    f"round {event.round_id}: period {event.period} was charged with other "
-                    "probabilities, and a period is frozen"
-                )
+        event.must_follow(entry.event for entry in self._entries)
 
 
 def composed(answers: Iterable[IndexAnswers]) -> float:

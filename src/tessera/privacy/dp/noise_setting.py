@@ -180,7 +180,7 @@ class NoiseSetting:
                 f"sampling {self.sampling.value} at a rate of {self.rate:g}",
                 hint="a rate below 1 is that of a sample, and everybody is a rate of 1",
             )
-        if self.trust is Trust.CENTRAL and self.steps > 1:
+        if self.trust is Trust.SERVER and self.steps > 1:
             raise ConfigError(
                 f"a server that adds noise to a sum of {self.steps} local steps protects none of "
                 "them: only the last model is summed",
@@ -208,9 +208,8 @@ class NoiseSetting:
 
     @property
     def adjacency(self) -> Adjacency:
-        if self.sampling is Sampling.FIXED_SIZE:
-            return Adjacency.REPLACE
-        return Adjacency.ZERO_OUT if self.unit is Unit.USER else Adjacency.ADD_OR_REMOVE
+        fixed = self.sampling is Sampling.FIXED_SIZE
+        return Adjacency.REPLACE if fixed else self.unit.adjacency
 
     @property
     def assumption(self) -> str:
@@ -259,7 +258,7 @@ class NoiseSetting:
     def trusted(self, observer: Observer) -> bool:
         """Whether this observer gets to see the sum before the noise."""
         servers = (Observer.LEADER, Observer.HELPER)
-        return self.trust is Trust.CENTRAL and observer in servers
+        return self.trust is Trust.SERVER and observer in servers
 
     def sum_only(self, observer: Observer) -> bool:
         """Whether the account is of the sum alone, and not of each client's releases.
@@ -268,7 +267,7 @@ class NoiseSetting:
         adds its own noise, both hold, and the sum's is the lower one only if it has the noise of at
         least as many others as clients hold a person.
         """
-        if self.trust is Trust.CENTRAL or self.vector is not None:
+        if self.trust is Trust.SERVER or self.vector is not None:
             return True
         alone = self.steps == 1 and observer not in self.sight.one_by_one
         return alone and self.sources > 1 and self.sources >= self.clients
@@ -299,7 +298,7 @@ class NoiseSetting:
                 words=self.vector.words,
             )
             sampled = self.sampling is not Sampling.NONE and self.secret_to(observer)
-            whole = self.trust is Trust.CENTRAL and deviation >= LEAST_ROUNDED
+            whole = self.trust is Trust.SERVER and deviation >= LEAST_ROUNDED
             if not (sampled or whole):
                 return shares
             noise, distance = shares.rounded
@@ -307,7 +306,7 @@ class NoiseSetting:
             return replace(gaussian, distance=distance, fails=self.fails)
         one = self.at_one_client(observer)
         noise, distance = self.noise / (self.row_moves or 1.0), self.distance
-        if self.trust is not Trust.CENTRAL:
+        if self.trust is not Trust.SERVER:
             noise, distance = noise * math.sqrt(self.sources), distance * self.sources
         if self.unit is Unit.SUBJECT and self.clients > 1:
             one = one.grouped(self.clients)
@@ -397,7 +396,7 @@ class NoiseSetting:
         if not (ratio and times):
             return
         noise, vector = self.noise * ratio, self.vector
-        if self.trust is Trust.CENTRAL:
+        if self.trust is Trust.SERVER:
             vector = None  # one source, a thousand integers wide or more: as good as continuous
         if vector is not None:
             bound = LEAST_SHARE * math.sqrt(self.sources) / noise
@@ -508,9 +507,9 @@ def holders_over_noise(setting: NoiseSetting, *, rows: int, width: int, cohort: 
     for name, count in (("rows", rows), ("width", width), ("cohort", cohort)):
         if count < 1:
             raise ConfigError(f"{name} = {count} is none", hint="use 1 or more")
-    sources: float = 1 if setting.trust is Trust.CENTRAL else cohort
-    if setting.vector is not None and setting.trust is not Trust.CENTRAL:
+    sources: float = 1 if setting.trust is Trust.SERVER else cohort
+    if setting.vector is not None and setting.trust is not Trust.SERVER:
         # as many as are in a sum, where so many are enough
-        both = setting.trust is Trust.ONE_OF_TWO
+        both = setting.trust is Trust.EACH
         sources = 2 if both else max(1.0, cohort / setting.sources)
     return setting.noise * math.sqrt(rows * width * sources)

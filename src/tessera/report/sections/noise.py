@@ -181,7 +181,7 @@ def observers(run: RunFigures) -> list[Content]:
             line.append(epsilon(found.epsilon))
             if found.condition:
                 given[found.condition] = None
-            if found.assumption and found.finite and unit is section.protects:
+            if found.assumption and found.finite and unit is section.unit:
                 assumed.setdefault(f"Against {observer.value} {found.assumption}. ")
         body.append(line)
     head = ["unit", *(observer.value for observer in seen)]

@@ -21,7 +21,7 @@ from tessera.crypto import dpf, prg, verifiable
 from tessera.crypto.cuckoo import Layout
 from tessera.crypto.group import Words
 from tessera.crypto.kernel.trees import Bytes, RowSpace
-from tessera.crypto.noise import discrete_gaussian
+from tessera.crypto.noise import add_noise
 from tessera.crypto.prg import Label, Stream
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret, encode_context
@@ -119,14 +119,13 @@ def with_noise(
         return share
     if secret is None:
         raise MisuseError("two servers: noise needs a secret of the round")
-    source, group = discrete_gaussian(params.noise), params.group
+    group = params.group
     if group.limbs or not isinstance(group, Ring):
         raise MisuseError(f"two servers: no noise in {group.name}")
 
     def noisy(words: Words, part: int) -> Words:
         stream = Stream.of(secret, Label.SUM_NOISE, int(params.round_id), sender, part)
-        drawn = source.sample(stream, words.size).reshape(words.shape)
-        return group.add(words, group.from_ints(drawn))
+        return add_noise(group, params.noise, words, stream)
 
     tables = {table: noisy(words, 1 + int(table)) for table, words in share.tables.items()}
     return Share(noisy(share.dense, 0), tables)

@@ -1,0 +1,762 @@
+"""What every kind of noise answers, and the account that all with a budget share.
+
+`Noise` is what callers ask; by itself it is none at all, and answers so that nobody has to ask
+whether there is any. `AddedNoise` turns the section [dp] into the account of one client
+(`privacy/dp/noise_setting.py`): the events that are charged, the limits that hold, the rounds that
+a budget lasts, and the noise that a budget asks for. The kinds are in `noise.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from enum import Enum, auto
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.crypto.entropy import Entropy
+from tessera.crypto.group import Words
+from tessera.crypto.noise import DISTANCE
+from tessera.crypto.prg import Stream
+from tessera.crypto.secret import Secret
+from tessera.errors import ConfigError, MisuseError
+from tessera.ids import ClientId, Party, RoundId
+from tessera.learning.averaging import Average, Divide, ServerStep
+from tessera.learning.compression import Quantizer
+from tessera.learning.popularity import Popularity
+from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.submodel import ModelUpdate
+from tessera.plan import DPPlan, Metrics, NoisyRows, Plan, Sharing
+from tessera.plan.dp import GIVEN_UP, LONGER, SETUP_SHARE, row_list_of, trained_with
+from tessera.plan.noisy_vector import NoisyVector
+from tessera.privacy.dp.events import (
+    THE_METRICS,
+    THE_POPULARITY,
+    THE_SETUP_SUM,
+    THE_SHARING,
+    THE_UNION,
+    WHICH_ROWS,
+    Bounds,
+    ExactRelease,
+    NoisySum,
+)
+from tessera.privacy.dp.guarantee import Guarantee, Observer, Unit
+from tessera.privacy.dp.ledger import Ledger, Limit
+from tessera.privacy.dp.noise_setting import (
+    MARKS_MOVE,
+    Coins,
+    NoiseSetting,
+    Sampling,
+    SummedVector,
+    Visibility,
+    row_moves,
+)
+from tessera.privacy.dp.subjects import PrintedNoise
+from tessera.protocols.secagg.phases import StageSum
+from tessera.rounds import schemes
+from tessera.rounds.clipped_vector import (
+    SumBounds,
+)
+from tessera.rounds.schemes import SchemeEntry
+
+if TYPE_CHECKING:
+    from tessera.rounds.words import RoundResult
+    from tessera.tasks import Recommended
+
+Values = npt.NDArray[np.float64]
+
+
+class Figure(Enum):
+    """What a figure of a run follows from (`charged.py`)."""
+
+    PUBLIC = auto()
+    """From the plan, the list of clients and who of them answered, or the account itself."""
+    METRIC = auto()
+    """From held-out examples: charged where the sums that it is of have noise."""
+    COHORT = auto()
+    """From who was drawn: public, but where the account relies on its being secret."""
+    ROWS = auto()
+    """From which rows clients hold: public where none shows in what a client sends."""
+    EXACT = auto()
+    """From anything else of somebody's data."""
+
+
+class Noise:
+    """The noise of a plan. This one is none: nothing is clipped, added, or charged for."""
+
+    by: str = ""
+    """Who adds it, as it is printed."""
+    honest: str = ""
+    """Who has to be honest for it, as it is printed."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    @property
+    def dp(self) -> DPPlan:
+        """The section; asked for only where there is one."""
+        raise MisuseError("a plan without [dp] has no noise")
+
+    @property
+    def vector(self) -> NoisyVector | None:
+        """The integers that a client sends as one vector, where their sum has integer noise."""
+        return None
+
+    @property
+    def clips_examples(self) -> bool:
+        """Whether training clips examples, or groups of them, most with noise in every step."""
+        return False
+
+    @property
+    def server_deviation(self) -> float:
+        """Of the noise that each of two servers adds to every word of its share; 0: none."""
+        return 0.0
+
+    @property
+    def in_the_sum(self) -> float:
+        """Deviation of all noise on a round's sum, over the clip; an expectation, not a promise."""
+        return 0.0
+
+    @property
+    def selects_rows(self) -> bool:
+        """Whether rows are selected by their popularity before the first round."""
+        return False
+
+    @property
+    def noisy_metrics(self) -> bool:
+        """Whether tests are sums of clients' statistics, with noise."""
+        return False
+
+    @property
+    def bounds(self) -> Bounds:
+        """How many rows, records and clients one unit can have, as the plan states it."""
+        return Bounds()
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """The plan's budget against everybody from whom its noise protects."""
+        return ()
+
+    @property
+    def lasts(self) -> int | None:
+        """How many rounds with one client its budget lasts; None: there is no budget."""
+        return None
+
+    @property
+    def exact(self) -> tuple[str, ...]:
+        """What a round releases without noise, beside what has some."""
+        return ()
+
+    @property
+    def opens_exactly(self) -> bool:
+        """Whether a round releases anything of its clients without noise."""
+        return True
+
+    @property
+    def covers_rows(self) -> bool:
+        """Whether which rows a client holds is inside the number per user."""
+        return False
+
+    @property
+    def follows_from_rounds(self) -> bool:
+        """Whether noise beside that of the rounds is sized by their number."""
+        return False
+
+    @property
+    def only_simulated(self) -> str:
+        """Why services do not carry it; "" if they do."""
+        return ""
+
+    @property
+    def erases_logs(self) -> bool:
+        """Whether what servers have drawn has to leave their logs once a round is over."""
+        return False
+
+    @property
+    def of_people(self) -> DPPlan | None:
+        """The section, where persons are protected that may have records at several clients."""
+        return None
+
+    @property
+    def by_trainer(self) -> bool:
+        """Whether it is in the updates that a trainer makes, and nobody adds more of it."""
+        return False
+
+    @property
+    def per_row(self) -> int:
+        """Examples of a client in a round that may change with one row; 0: rows are not it."""
+        return 0
+
+    @property
+    def paper(self) -> PrintedNoise | None:
+        """The noise of a paper's algorithm, where it is one."""
+        return None
+
+    @property
+    def setting(self) -> NoiseSetting:
+        """The account of one client; asked for only where there is one."""
+        return self.setting_with(setup=False)
+
+    def setting_with(self, *, setup: bool) -> NoiseSetting:
+        """The same; `setup`: for a task with a set-up sum."""
+        raise MisuseError("a plan without [dp] has no noise")
+
+    # --- what a task is completed with ------------------------------------------------------------
+
+    def recommended(self, good: Recommended, *, own_learner: bool) -> Recommended:
+        """A task's settings, as far as they go with this noise; `own_learner`: it has one."""
+        return good
+
+    def with_setup(self) -> Plan:
+        """The plan with a share of the budget for a set-up sum, where it says nothing of it."""
+        return self.plan
+
+    def with_selected(self, popularity: Popularity | None) -> Plan:
+        """The plan with the selected rows as its list, where a scheme sums by such a list."""
+        return self.plan
+
+    def calibrated(self) -> Plan:
+        """The plan with its noise: the least that keeps the budget, where none is given."""
+        return self.plan
+
+    # --- what a client trains and sends -----------------------------------------------------------
+
+    def trained_rows(self, own: Mapping[str, Ids], sent: Mapping[str, Ids]) -> Mapping[str, Ids]:
+        """Of a model that everybody is `sent`, the rows that a client with these trains."""
+        return own
+
+    def contribution(self, update: ModelUpdate, coins: Secret) -> ModelUpdate:
+        """What leaves a client, before it is encoded; its own noise follows from its coins."""
+        return update
+
+    def share_stream(self, root: Entropy, round_id: RoundId, client: Party) -> Stream | None:
+        """What a client's share of the noise follows from, where clients add shares."""
+        return None
+
+    # --- what is summed ---------------------------------------------------------------------------
+
+    def cut(self) -> Callable[[Sequence[Words]], list[Words]] | None:
+        """What cuts one client's words to what an honest client may send, where they are seen."""
+        return None
+
+    def on_sum(self, total: StageSum, secret: Secret, round_id: RoundId) -> StageSum:
+        """An opened sum with what the server adds to it."""
+        return total
+
+    def sum_bounds(self, clients: int) -> SumBounds:
+        """What honest clients can have summed to."""
+        top, most = self.plan.quantizer.top, self.plan.update.max_count
+        return SumBounds(clients=clients, top=top, max_count=most)
+
+    def decoded(self, quantizer: Quantizer, words: Words) -> Values:
+        """Sums of values, as real numbers."""
+        return quantizer.decode(words, self.plan.ring)
+
+    def on_means(
+        self,
+        result: RoundResult,
+        entropy: Entropy,
+        round_id: RoundId,
+        largest: Mapping[ClientId, int] | None = None,
+    ) -> RoundResult:
+        """The means of a round with noise that is added to them; `largest` is for `PaperNoise`."""
+        return result
+
+    def divisors(self, popularity: Popularity | None) -> Divide | None:
+        """What sums of rows are divided by, where rows were selected by their popularity."""
+        return None
+
+    # --- what is charged, and what is left --------------------------------------------------------
+
+    def bare(self, *released: str) -> tuple[str, ...]:
+        """Those of these releases that are a client's to charge for, as nothing has noise."""
+        return released
+
+    def events(self, round_id: RoundId) -> tuple[NoisySum, ...]:
+        """What a client is charged for the noisy releases of a round, and of the test after it."""
+        return ()
+
+    def setup_events(self) -> tuple[NoisySum | ExactRelease, ...]:
+        """What a client is charged for its part of the set-up sum, before it leaves."""
+        return ()
+
+    def selection_events(self) -> tuple[NoisySum, ...]:
+        """What a client is charged for its marks, before the first round."""
+        return ()
+
+    def charge(self, ledger: Ledger, round_id: RoundId) -> None:
+        """Charge for a round's noisy releases and for what is exact beside them.
+
+        `BudgetExceeded` if the plan's budget does not cover it, or this client's own does not.
+        """
+
+    def charge_absent(self, ledger: Ledger, round_id: RoundId) -> None:
+        """Charge for a round that this client was not drawn for, where that is a secret."""
+
+    def affords(self, ledger: Ledger, round_id: RoundId) -> bool:
+        """Whether the budget covers one more round."""
+        return True
+
+    def refusal(self, spent: Callable[[], str]) -> str:
+        """Why a round cannot be, if a client's budget is `spent` after so many; "" if it is not."""
+        return ""
+
+    def guarantee(self, ledger: Ledger) -> Guarantee | None:
+        """The worst of what is left after all that a ledger has, against those it protects from."""
+        return None
+
+    # --- statistics, tests and figures ------------------------------------------------------------
+
+    def statistic_noise(self, what: str) -> float:
+        """Deviation of the noise on such a sum, over the length of a client's part; 0: none."""
+        return 0.0
+
+    def may_test(self, round_id: RoundId) -> bool:
+        """Whether clients were charged for a test after this round, or need not be."""
+        return True
+
+    def covers(self, figure: Figure) -> bool:
+        """Whether such a figure may be passed on: charged, or public."""
+        return True
+
+    def warning(self, people: int) -> str:
+        """The rule that its delta breaks among so many people, if it does; 0: unknown."""
+        return ""
+
+    def paper_facts(self) -> dict[str, Any] | None:
+        """A paper's algorithm beside what holds, as plain values."""
+        return None
+
+
+class AddedNoise(Noise):
+    """Of a plan with [dp]: a budget per unit, for which somebody adds noise to what is clipped."""
+
+    opens_all: bool = False
+    """Whether every row of a table opens, written or not."""
+    servers: int = 0
+    """That add the whole of it to a sum."""
+
+    @property
+    def dp(self) -> DPPlan:
+        assert self.plan.dp is not None
+        return self.plan.dp
+
+    @property
+    def only_simulated(self) -> str:
+        if not self.selects_rows:
+            return ""
+        return (
+            '[dp] rows = "selected" needs a sum before the first round, which is not part of a '
+            "deployment yet"
+        )
+
+    @property
+    def erases_logs(self) -> bool:
+        return True
+
+    @property
+    def of_people(self) -> DPPlan | None:
+        return self.dp if self.dp.unit is Unit.SUBJECT else None
+
+    @property
+    def by_trainer(self) -> bool:
+        return self.vector is None
+
+    @cached_property
+    def clips_examples(self) -> bool:
+        return self.dp.by_examples
+
+    @cached_property
+    def per_row(self) -> int:
+        return self.dp.per_row
+
+    # --- what a task is completed with ------------------------------------------------------------
+
+    def recommended(self, good: Recommended, *, own_learner: bool) -> Recommended:
+        dp, reach = self.dp, max(1.0, self.dp.clip)
+        if dp.by_batches and good.per_person and own_learner:
+            good = replace(good, training=good.per_person, server=ServerStep(), shrinkage=0.0)
+        if not dp.by_examples and good.private is not None:
+            private = good.private
+            good = replace(good, training=private.training, server=private.server, shrinkage=0.0)
+        if self.selects_rows or self.plan.drawn_in_secret:  # which give the denominators
+            good = replace(good, average=Average.EXAMPLES)
+        # A client sends bare deltas, not times its examples.
+        training = trained_with(dp, good.training)
+        return replace(good, training=training, clip=reach, dense_clip=reach)
+
+    def with_setup(self) -> Plan:
+        dp = self.dp
+        if dp.unit is not Unit.USER or dp.setup:
+            return self.plan
+        return replace(self.plan, dp=replace(dp, setup=SETUP_SHARE))
+
+    def with_selected(self, popularity: Popularity | None) -> Plan:
+        if popularity is None or not self.plan.listed:
+            return self.plan
+        chosen = popularity.selected
+        if empty := [name for name, ids in chosen.items() if not len(ids)]:
+            raise ConfigError(
+                f"[dp]: no row of table {empty[0]!r} is over the noise, so that none is learnt",
+                hint="a larger epsilon, more clients, or a lower threshold in [dp]",
+            )
+        return replace(self.plan, dp=replace(self.dp, row_list=row_list_of(chosen)))
+
+    # --- the account ------------------------------------------------------------------------------
+
+    @cached_property
+    def setting(self) -> NoiseSetting:
+        """The account of one client under this plan.
+
+        Each client is charged as if its releases were seen one by one, also where only sums are:
+        they are rounded and cut before they are summed, so that the sum is not that of the noisy
+        values.
+        """
+        return self.setting_with(setup=False)
+
+    def setting_with(self, *, setup: bool) -> NoiseSetting:
+        plan, dp = self.plan, self.dp
+        rate, coins = dp.sampling, Coins.CLIENT if dp.by_batches else Coins.PUBLIC
+        if plan.drawn_in_secret:
+            rate, coins = dp.participation, Coins.LEADER
+        return NoiseSetting(
+            unit=dp.unit,
+            noise=self.multiplier,
+            printed=self.claim,
+            trust=dp.trust,
+            steps=dp.steps,
+            sampling=Sampling.POISSON if rate < 1.0 else Sampling.NONE,
+            rate=rate,
+            coins=coins,
+            drawn=dp.drawn,
+            records=dp.records_per_subject,
+            cap=max(1, dp.cap),
+            clients=dp.clients_per_subject,
+            row_moves=self.row_moves,
+            clipped=not dp.by_batches,
+            selection=self._selection_ratio,
+            setup=self._ratio(dp.setup),
+            metrics=self._ratio(self._metrics_share, self._tests),
+            tests=self._tests if self.noisy_metrics else 0,
+            distance=DISTANCE * plan.full_length,
+            fails=GIVEN_UP + LONGER if rate < 1.0 and plan.drawn_in_secret else 0.0,
+            sources=self.sources,
+            vector=self.summed_vector,
+            sight=sight(schemes.of(plan), *self._released(setup=setup), all_rows=self.opens_all),
+        )
+
+    @property
+    def multiplier(self) -> float:
+        """Deviation of the noise that counts, over the clip; 1 where it is not known yet."""
+        return self.dp.noise or 1.0
+
+    @property
+    def claim(self) -> str:
+        """What stands beside a number that does not hold."""
+        return ""
+
+    @property
+    def sources(self) -> int:
+        """Of noise in a sum, at least: honest survivors, where each adds its own."""
+        return 1
+
+    @property
+    def summed_vector(self) -> SummedVector | None:
+        """What is summed where noise is integers on the sum, as far as an account needs it."""
+        return None
+
+    @property
+    def row_moves(self) -> float:
+        """Unit index: how far one row moves what a client sends, in clips; else 0.
+
+        Two gradients of each example that changes with it, or two clipped vectors if that is less.
+        """
+        dp = self.dp
+        if dp.unit is not Unit.INDEX:
+            return 0.0
+        return row_moves(dp.per_row, dp.example_clip, clip=dp.clip)
+
+    def _released(self, *, setup: bool) -> tuple[str, ...]:
+        """What this plan releases exactly beside its scheme; `setup`: its task has a set-up sum."""
+        plan = self.plan
+        found = [THE_UNION] if plan.narrows else []
+        if setup and not self.dp.setup:
+            found.append(THE_SETUP_SUM)
+        if plan.security.sharing is Sharing.AUTO:
+            found.append(THE_SHARING)
+        if plan.simulation.metrics is Metrics.FEDERATED and not self.noisy_metrics:
+            found.append(THE_METRICS)
+        return tuple(found)
+
+    # --- sums of statistics, group by group -------------------------------------------------------
+
+    def counted_sources(self, survivors: Callable[[], int]) -> int:
+        """Clients whose noise is all of it, of a group with so many survivors; 0: too few."""
+        return 1
+
+    def own_part(self, counted: int) -> float:
+        """Deviation of what one client adds to its part, over that of all noise that counts."""
+        return 0.0
+
+    def own_sources(self, members: int, counted: int) -> float:
+        """How often the whole noise is in the sum of a group, by its clients."""
+        return 0.0
+
+    # --- shares of the budget ---------------------------------------------------------------------
+
+    @property
+    def _metrics_share(self) -> float:
+        return self.dp.metrics if self.noisy_metrics else 0.0
+
+    @property
+    def _selection_share(self) -> float:
+        return self.dp.selection if self.selects_rows else 0.0
+
+    @property
+    def _shares(self) -> float:
+        """Of the budget, for all but the rounds."""
+        return self._selection_share + self.dp.setup + self._metrics_share
+
+    def _ratio(self, share: float, times: int = 1) -> float:
+        """Noise of what is released so often with this share of the budget, over that of a round.
+
+        Gaussian noise spends by the inverse of its variance. 0: it has no share, and no noise.
+        """
+        if not share:
+            return 0.0
+        rest = 1.0 - self._shares
+        if rest <= 0.0:
+            dp = self.dp
+            raise ConfigError(
+                f"[dp] selection = {dp.selection:g}, setup = {dp.setup:g} and metrics = "
+                f"{dp.metrics:g} of the budget leave nothing for the rounds",
+                hint="shares that add up to less than 1",
+            )
+        return math.sqrt(rest * times / (share * self.plan.simulation.rounds))
+
+    @property
+    def _selection_ratio(self) -> float:
+        """A row moves a client's marks by another length than its update."""
+        moved = MARKS_MOVE / self.row_moves if self.dp.unit is Unit.INDEX else 1.0
+        return moved * self._ratio(self._selection_share)
+
+    def statistic_noise(self, what: str) -> float:
+        setting = self.setting
+        ratios = {
+            THE_SETUP_SUM: setting.setup,
+            THE_POPULARITY: setting.selection,
+            THE_METRICS: setting.metrics,
+        }
+        return self.dp.noise * ratios[what]
+
+    @cached_property
+    def follows_from_rounds(self) -> bool:
+        return self._shares > 0.0
+
+    # --- charged ----------------------------------------------------------------------------------
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        dp, rows = self.dp, self.plan.union.max_rows * len(self.plan.roots)
+        return Bounds(
+            rows_per_example=rows,
+            rows_per_client=rows,
+            records_per_subject=dp.records_per_subject,
+            clients_per_subject=dp.clients_per_subject if dp.unit is Unit.SUBJECT else 0,
+        )
+
+    @cached_property
+    def limits(self) -> tuple[Limit, ...]:
+        dp = self.dp
+        return self.setting.limits(epsilon=dp.epsilon, delta=dp.delta) if dp.epsilon else ()
+
+    def bare(self, *released: str) -> tuple[str, ...]:
+        return ()
+
+    def events(self, round_id: RoundId) -> tuple[NoisySum, ...]:
+        found = [*self.setting.events(federation=self.plan.federation, round_id=round_id)]
+        if self.noisy_metrics and self._tested_in(round_id):
+            found += self.setting.metrics_events(
+                self._sums_of_a_test, federation=self.plan.federation, round_id=round_id
+            )
+        return tuple(found)
+
+    def setup_events(self) -> tuple[NoisySum | ExactRelease, ...]:
+        federation = self.plan.federation
+        if self.dp.setup:
+            return tuple(self.setting.setup_events(federation=federation))
+        return (ExactRelease(federation=federation, round_id=RoundId(0), what=THE_SETUP_SUM),)
+
+    def selection_events(self) -> tuple[NoisySum, ...]:
+        return tuple(self.setting.selection_events(federation=self.plan.federation))
+
+    def charge(self, ledger: Ledger, round_id: RoundId) -> None:
+        self._bound(ledger)
+        plan = self.plan
+        known = (THE_UNION,) if plan.has_union and not schemes.of(plan).two_servers else ()
+        for what in self.exact:
+            if what not in known:
+                exact = ExactRelease(federation=plan.federation, round_id=round_id, what=what)
+                ledger.spend(exact, reason=f"round {round_id}: {what}")
+        for event in self.events(round_id):
+            ledger.spend(event, reason=f"round {round_id}: {event.what}", limits=self.limits)
+
+    def charge_absent(self, ledger: Ledger, round_id: RoundId) -> None:
+        if not self.plan.drawn_in_secret:
+            return
+        self._bound(ledger)
+        federation = self.plan.federation
+        for event in self.setting.absent_events(federation=federation, round_id=round_id):
+            ledger.spend(event, reason=f"round {round_id}: not drawn", limits=self.limits)
+
+    def _bound(self, ledger: Ledger) -> None:
+        if ledger.bounds == Bounds():
+            ledger.bounds = self.bounds
+
+    def affords(self, ledger: Ledger, round_id: RoundId) -> bool:
+        return ledger.affords(self.events(round_id), self.limits)
+
+    def refusal(self, spent: Callable[[], str]) -> str:
+        dp, had = self.dp, spent()
+        budget = f"the budget of epsilon {dp.epsilon:g} per {dp.unit} is spent"
+        return f"{budget}: a client has had {had}" if had else ""
+
+    # --- left -------------------------------------------------------------------------------------
+
+    def guarantee(self, ledger: Ledger) -> Guarantee | None:
+        dp = self.dp
+        return max(
+            (
+                ledger.guarantee(unit=dp.unit, against=observer, delta=dp.delta)
+                for observer in self.setting.protected()
+            ),
+            key=lambda g: g.epsilon,
+        )
+
+    @cached_property
+    def lasts(self) -> int | None:
+        dp = self.dp
+        if not dp.epsilon:
+            return None
+        return self.setting.rounds(epsilon=dp.epsilon, delta=dp.delta)
+
+    def calibrated(self) -> Plan:
+        """The plan with its noise: the least that keeps the budget, where none is given.
+
+        For all rounds, each of them with the same client: cohorts are drawn publicly, so that
+        nothing is gained by being in few of them that could be promised beforehand. A cohort that
+        is drawn in secret is a gain against those who do not know it, where the noise is not for
+        anybody else.
+        """
+        plan, dp = self.plan, self.dp
+        if not dp.noise:
+            least = self.setting.least_noise(
+                epsilon=dp.epsilon, delta=dp.delta, rounds=plan.simulation.rounds
+            )
+            plan = replace(plan, dp=replace(dp, noise=least))
+        if type(self)(plan).lasts == 0:
+            raise ConfigError(
+                f"[dp] noise = {dp.noise:g} passes epsilon = {dp.epsilon:g} in the first round",
+                hint="leave noise out: the least that keeps the budget is computed",
+            )
+        return plan
+
+    # --- tests ------------------------------------------------------------------------------------
+
+    @cached_property
+    def noisy_metrics(self) -> bool:
+        federated = self.plan.simulation.metrics is Metrics.FEDERATED
+        return self.dp.unit is Unit.USER and federated
+
+    def may_test(self, round_id: RoundId) -> bool:
+        return not self.noisy_metrics or self._tested_in(round_id)
+
+    def _tested_in(self, round_id: RoundId) -> bool:
+        """Whether the plan has the model tested after this round: it does not follow from data."""
+        past, simulation = int(round_id) + 1, self.plan.simulation
+        return past % simulation.evaluate_every == 0 or past == simulation.rounds
+
+    @property
+    def _sums_of_a_test(self) -> int:
+        """Over the test parts and, where training stops by them, over the validation parts."""
+        return 2 if self.plan.simulation.patience else 1
+
+    @property
+    def _tests(self) -> int:
+        """How many sums of statistics the tests of all rounds are."""
+        simulation = self.plan.simulation
+        return self._sums_of_a_test * -(-simulation.rounds // simulation.evaluate_every)
+
+    # --- rows -------------------------------------------------------------------------------------
+
+    @cached_property
+    def selects_rows(self) -> bool:
+        return self.dp.rows is NoisyRows.SELECTED
+
+    @cached_property
+    def in_the_sum(self) -> float:
+        return self.dp.noise
+
+    def divisors(self, popularity: Popularity | None) -> Divide | None:
+        if popularity is None:
+            return None
+        return partial(popularity.divisors, clip=self.dp.clip, noise=self.in_the_sum)
+
+    # --- said -------------------------------------------------------------------------------------
+
+    @cached_property
+    def exact(self) -> tuple[str, ...]:
+        return self.setting.sight.exact
+
+    @cached_property
+    def opens_exactly(self) -> bool:
+        return bool(self.exact)
+
+    @cached_property
+    def covers_rows(self) -> bool:
+        return self.dp.unit is Unit.USER and not self.exact
+
+    def warning(self, people: int) -> str:
+        return delta_warning(self.dp.delta, people)
+
+    def covers(self, figure: Figure) -> bool:
+        return {
+            Figure.PUBLIC: True,
+            Figure.METRIC: self.noisy_metrics,
+            Figure.COHORT: not self.plan.drawn_in_secret,
+            Figure.ROWS: WHICH_ROWS.isdisjoint(self.exact),
+            Figure.EXACT: False,
+        }[figure]
+
+
+def sight(entry: SchemeEntry, *more: str, all_rows: bool = False) -> Visibility:
+    """What the observers of a scheme see; `more` is released exactly beside what it always is.
+
+    `all_rows`: every row of a table opens, written or not.
+    """
+    if not entry.federated:
+        raise ConfigError(
+            f"scheme {entry.name}: there are no rounds, and nobody to add noise for",
+            hint="name a federated scheme",
+        )
+    helper = (Observer.HELPER,) if entry.two_servers else ()
+    return Visibility(
+        observers=(Observer.LEADER, *helper, Observer.CLIENTS, Observer.READERS),
+        one_by_one=frozenset({Observer.LEADER} if entry.federated and not entry.hides else ()),
+        roster=entry.masks,
+        exact=(*(() if all_rows else entry.rows.exact), *more),
+    )
+
+
+def delta_warning(delta: float, people: int) -> str:
+    """The rule that a delta breaks, if it does; `people` 0: unknown."""
+    if not people or delta < 1.0 / people:
+        return ""
+    return (
+        f"delta {delta:g} is not below one over {people:,} people: publishing one person's data "
+        "outright would keep it"
+    )
