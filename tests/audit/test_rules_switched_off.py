@@ -127,7 +127,7 @@ def test_a_second_participation_in_a_period_is_noticed(
 ) -> None:
     def anybody(self: Cohorts, round_id: RoundId) -> list[ClientId]:
         rng = np.random.default_rng([9, int(round_id)])
-        pool = sorted(self._population)
+        pool = sorted(self.population)
         return [pool[i] for i in sorted(rng.choice(len(pool), self.plan.cohort, replace=False))]
 
     monkeypatch.setattr(Cohorts, "sample", anybody)

@@ -1,4 +1,4 @@
-"""The naming bound: its formula, its edges, and that it bounds a brute-force posterior."""
+"""The bound B: its formula, its edges, and that it bounds a brute-force posterior."""
 
 from __future__ import annotations
 

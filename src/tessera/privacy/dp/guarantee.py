@@ -21,7 +21,7 @@ INDEX_SCOPE: Final = f"per index, {GIVEN_THE_UNION}"
 """What every epsilon of randomised index sets is about."""
 OF_THE_ANSWERS: Final = f"of the answers, {INDEX_SCOPE} and not the sums"
 """What an epsilon of randomised answers leaves out: over several rounds the sums copy the answers,
-and what is left then is the naming bound (`privacy/index/bound.py`)."""
+and what is left then is the bound B (`privacy/index/bound.py`)."""
 
 
 class Unit(StrEnum):
