@@ -181,7 +181,7 @@ class ClientRound(Follower[Any]):
             self._freeze_and_charge()
         elif self._sum.masks and self.plan.tables:
             self._local.release(self.plan, self.round_id, *noise_of(self.plan).bare(THE_SUMS))
-        self._local.charge_noise(self.plan, self.round_id)
+        noise_of(self.plan).charge(self._local.ledger, self.round_id)
 
     def _freeze_and_charge(self) -> None:
         plan, local = self.plan, self._local

@@ -25,7 +25,6 @@ from tessera.protocols.secagg.params import Threat
 from tessera.protocols.two_server.key_period import MemoryStore, OwnKeyStore
 from tessera.protocols.union.decoys import Catalogue, WholeTable
 from tessera.rounds.cohorts import cohorts_of
-from tessera.rounds.noise import noise_of
 
 
 class Word(Enum):
@@ -145,21 +144,6 @@ class LocalState:
                 ExactRelease(federation=plan.federation, round_id=round_id, what=what),
                 reason=f"round {round_id}: {what}",
             )
-
-    def charge_noise(self, plan: Plan, round_id: RoundId) -> None:
-        """Where there is noise, charge for a round's noisy releases and what is exact beside them.
-
-        `BudgetExceeded` if the plan's budget does not cover it, or this client's own does not.
-        """
-        noise_of(plan).charge(self.ledger, round_id)
-
-    def charge_absent(self, plan: Plan, round_id: RoundId) -> None:
-        """Charge for a round that this client was not drawn for, where that is a secret."""
-        noise_of(plan).charge_absent(self.ledger, round_id)
-
-    def affords(self, plan: Plan, round_id: RoundId) -> bool:
-        """Whether the budget covers one more round of noise."""
-        return noise_of(plan).affords(self.ledger, round_id)
 
 
 def check_rows(plan: Plan, local: LocalState) -> None:

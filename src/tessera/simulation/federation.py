@@ -249,7 +249,7 @@ class Federation:
         there = {client for part in drawn.parts for client in part.named.values()}
         for client, participant in self.participants.items():
             if client not in there:
-                participant.local.charge_absent(self.plan, drawn.round_id)
+                noise_of(self.plan).charge_absent(participant.local.ledger, drawn.round_id)
 
     def _subcohort(self, drawn: DrawnRound, part: RoundPart, faults: Sequence[Fault]) -> Subcohort:
         """The roles of those who are summed together."""

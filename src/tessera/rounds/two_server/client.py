@@ -195,7 +195,7 @@ class TwoServerClientRound(Follower[Any]):
         union = (THE_UNION,) if plan.narrows else ()
         bare = noise_of(plan).bare(*union, "the rows written", THE_SUMS)
         local.release(plan, self.round_id, *bare)
-        local.charge_noise(plan, self.round_id)
+        noise_of(plan).charge(local.ledger, self.round_id)
         self._count_left_out(self._held())
 
     @property
