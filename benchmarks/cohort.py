@@ -226,7 +226,7 @@ def text_row(*, quick: bool) -> machine.Row:
     ours, by_hand = [], []
     for turn in range(1 if quick else REPEATS):
         note(f"  text, turn {turn + 1}: {learner.name}, by hand")
-        ours.append(seconds_of(partial(learner.train, jobs, round_id=0, seed=turn)))
+        ours.append(seconds_of(partial(learner.train, jobs, round_id=0)))
         by_hand.append(scale * seconds_of(partial(text_by_hand, bound, few)))
     taken, baseline = min(ours), min(by_hand)
     settings = {
@@ -337,10 +337,10 @@ def measured(
     turns = 1 if quick else REPEATS
     for turn in range(turns):
         note(f"  turn {turn + 1} of {turns}: {compiled.name}, by hand")
-        ours.append(seconds_of(partial(compiled.train, jobs, round_id=0, seed=turn)))
+        ours.append(seconds_of(partial(compiled.train, jobs, round_id=0)))
         by_hand.append(scale * seconds_of(partial(one_after_the_other, few, own)))
         if turn == 0:
-            slower.append(seconds_of(partial(uncompiled.train, jobs, round_id=0, seed=turn)))
+            slower.append(seconds_of(partial(uncompiled.train, jobs, round_id=0)))
     baseline = median(by_hand)
     name = "one after the other"
     rows = []

@@ -73,7 +73,7 @@ def test_settings_are_tuned_on_examples_that_nobody_trains_on(tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "match"),
-    [("WHAT:x What ?", "line 4: 'WHAT' is none of"), ("HUM:ind", "line 4: no question")],
+    [("WHAT:x What ?", "line 4: 'WHAT' is not one of"), ("HUM:ind", "line 4: no question")],
 )
 def test_lines_that_are_no_questions_are_named(tmp_path, line, match):
     with pytest.raises(ConfigError, match=match):

@@ -140,7 +140,7 @@ class Interactions:
 
 @dataclass(slots=True)
 class _Lines:
-    """The good lines of a table by their columns; where a column is not named, there is none."""
+    """The good lines of a table by their columns; None for a column that is not named."""
 
     table: Columns
     who: Encoded

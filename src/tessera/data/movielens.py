@@ -190,10 +190,10 @@ def shops_1m(
     seed: int = 0,
     part: str = "test",
 ) -> RatingData:
-    """The same, with a person's ratings over `shops_each` of so many shops, which are the clients.
+    """The same, with a person's ratings over `shops_each` of the `shops`, which are the clients.
 
     Which shops, and which rating lies at which of them, follows from the seed. People have no
-    attributes here: those of 1M are each person's own, and a client is none.
+    attributes here: those of 1M are each person's own, and a client is not a person.
     """
     data = ratings_1m(folder, split, test_share, seed, part)
     person = np.concatenate([data.train["user"], data.test["user"]])

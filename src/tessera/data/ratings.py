@@ -73,7 +73,7 @@ class Attributes:
 
     @classmethod
     def of(cls, columns: Mapping[str, npt.NDArray[Any]], *, rows: int) -> Attributes:
-        """Columns side by side; with none of them there are rows of no numbers."""
+        """Columns side by side; without columns every row is empty."""
         values = np.zeros((rows, len(columns)), dtype=np.float32)
         for place, column in enumerate(columns.values()):
             values[:, place] = column

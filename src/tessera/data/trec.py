@@ -74,7 +74,7 @@ def questions(path: Path) -> list[Question]:
         coarse = kind.partition(":")[0]
         if coarse not in COARSE:
             raise ConfigError(
-                f"{path}, line {number}: {coarse[:20]!r} is none of {', '.join(COARSE)}",
+                f"{path}, line {number}: {coarse[:20]!r} is not one of {', '.join(COARSE)}",
                 hint="a line is CLASS:kind and a question",
             )
         if not text.split():

@@ -89,7 +89,7 @@ class ServerStep:
     epsilon: float = 1e-3
     """Added to the root of that average, for "adaptive"."""
     shrinkage: float = 0.0
-    """A penalty on every row, as of so many examples that want it at zero."""
+    """A penalty on every row, as of this many examples that want it at zero."""
     decay: float = 1.0
     """Factor on the rate, per round."""
 

@@ -24,8 +24,8 @@ from tessera.learning.tables.arrays import Ids
 
 LEAST: Final = 1.0
 NOISY: Final = 5.0
-"""A row's sum is divided by so much more than its popularity, and by so many deviations of the
-noise: rows that few hold move less. Tuned on the validation parts of MovieLens."""
+"""A row's sum is divided by its popularity plus the larger of `LEAST` and `NOISY` standard
+deviations of the noise: rows that few hold move less. Tuned on validation parts of MovieLens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Popularity:
     def divisors(
         self, name: str, ids: Ids, clients: npt.NDArray[Any], *, clip: float, noise: float
     ) -> npt.NDArray[np.float64]:
-        """What the sums of these rows over so many clients are divided by; infinite: not selected.
+        """What the sums of these rows over `clients` are divided by; infinite: not selected.
 
         `noise` is the deviation on a sum over the clip. A cohort has its part of the marks.
         """

@@ -68,7 +68,7 @@ class Softmax:
 
 
 def log_weights(rows: int, at_hand: Ids, own: Ids) -> Floats:
-    """How much each row at hand stands for in the sum over a table of so many rows, as a log."""
+    """How much each row at hand stands for in the sum over a table of `rows` rows, as a log."""
     mine = np.isin(at_hand, own, assume_unique=True)
     drawn = int(np.count_nonzero(~mine))
     each = np.log((rows - np.count_nonzero(mine)) / drawn) if drawn else 0.0

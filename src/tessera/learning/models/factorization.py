@@ -234,13 +234,13 @@ def _penalties(penalty: float, rows: Floats) -> Floats:
 # model that was sent. Then the plan's steps: some people are drawn, each one's gradient over its
 # items' rows is clipped, and noise goes to every row (`training/noisy_steps.py`). What
 # `Factorizer` does without noise differs in the sums: there a row's is divided by the
-# number of its raters, which is nobody's business here.
+# number of its raters, which must stay secret here.
 
 
 Values = npt.NDArray[np.float64]
 
 PENALTY: Final = 4.0
-"""On a person's own row, as if so many more of its ratings were left at nothing."""
+"""On a person's own row, as if it had this many more ratings, all equal to the base."""
 
 
 class NoisyFactorizer:

@@ -328,7 +328,7 @@ def train_mode(module: nn.Module) -> Iterator[None]:
 
 _WORDS: Final = 624
 _FIRST: Final = 24
-"""torch's generator is a Mersenne Twister of so many words, which begin at this byte of its state,
+"""torch's generator is a Mersenne Twister of `_WORDS` words, which begin at this byte of its state,
 after the seed (8 bytes), words left (4), whether it is seeded (4) and the next word (8)."""
 
 

@@ -6,7 +6,7 @@ group's losses are added up, over the dense part, all rows and local rows togeth
 to `clip` if they are longer: a group without a finite gradient counts as zeros. What the groups
 give is added up, noise of deviation `noise` times `clip` is added to every value of the dense part
 and of **every row at hand**, and the step is the rate times that, over the plan's batch: not over
-the number of examples that were drawn, which is nobody's business.
+the number of examples that were drawn, which must stay secret.
 
 To draw otherwise, write another `Drawing`. It is handed the client's prepared examples (with their
 subjects, where they have some) and the coins of the round, and gives the batch of one step. It may
@@ -141,11 +141,11 @@ class NoisySteps:
 
 # --- client ---------------------------------------------------------------------------------------
 #
-# NoisyClient: one client in training with noise; rows owe it until they are read.
+# NoisyClient: one client in training with noise, which is applied to rows lazily.
 #
 # Noise goes to every row at hand in every step, but nobody looks at a row between the steps that
-# read it. So a row that no example touches only counts the steps: what it owes is drawn in one,
-# with the variance of all of them, before it is next read or when the client ends (arXiv
+# read it. So for a row that no example touches only the steps are counted: its noise is drawn in
+# one, with the variance of all of them, before it is next read or when the client ends (arXiv
 # 2404.08847). The noise that a step itself adds to the rows it touches is drawn with the step.
 #
 # All randomness follows from one secret of the client and round: the coins, the dense part's noise
@@ -189,10 +189,10 @@ def fresh_rows(prepared: PreparedJob, name: str) -> Floats:
 
 
 class NoisyClient:
-    """Dense part and rows of one client, changed in place, with what its rows owe.
+    """Dense part and rows of one client, changed in place, with the noise still due to its rows.
 
     `dense` is one vector and `rows` a tensor for each table, both float32. A local table that is
-    not among them is none of the noise's business.
+    not among them gets no noise.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class NoisyClient:
         return batch
 
     def settle(self, name: str, rows: Ints) -> None:
-        """What these rows, each once, owe from earlier steps: before they are read."""
+        """Add the noise of earlier steps to these rows, each named once, before they are read."""
         until, values = self._until[name], self.rows[name]
         owed = self._drawn - until[rows]
         due = rows[owed > 0]
@@ -240,7 +240,7 @@ class NoisyClient:
     def take(self, dense: Tensor, rows: Mapping[str, tuple[Ints, Tensor]]) -> None:
         """A step from the groups' sums in integers: of the dense part, and of the rows touched.
 
-        The rows have settled and stand once each; all others now owe one step more.
+        The rows have settled and stand once each; the noise of all others waits for one step more.
         """
         noise = torch.from_numpy(self._noise(self._dense_noise, dense.numel(), 1).reshape(-1))
         self.dense.sub_((dense + noise).to(torch.float32), alpha=self._scale)
@@ -255,7 +255,7 @@ class NoisyClient:
         self.step += 1
 
     def _noise(self, source: Gaussian, count: int, width: int) -> Narrow:
-        """What a step adds itself to so many rows."""
+        """What a step adds itself to `count` rows."""
         if self._draws == 1:
             return source.draw(count * width).reshape(count, width)
         return source.owed(np.full(count, self._draws, np.int64), width)
@@ -323,7 +323,7 @@ class ClippedClient(NoisyClient):
     _sums: tuple[Tensor, Mapping[str, tuple[Ints, Tensor]]] | None = None
 
     def settle(self, name: str, rows: Ints) -> None:
-        """No row owes any noise."""
+        """No row waits for any noise."""
 
     def take(self, dense: Tensor, rows: Mapping[str, tuple[Ints, Tensor]]) -> None:
         self._sums = dense, rows

@@ -62,14 +62,14 @@ class RowCut:
 
     @classmethod
     def of(cls, per_row: int, places: int) -> Self:
-        """The cut for examples with so many places in sequences: at most `per_row` change.
+        """The cut for examples with `places` places in sequences: at most `per_row` change.
 
         An example aimed at a row costs one for itself and one for each of its places. As many
         places are kept as leave one example in whose history a row may stand; of what is then left
         about half goes to more examples aimed at one row. With less than 3 there are no histories.
         """
         if per_row < 1:
-            raise ConfigError(f"per_row = {per_row} examples are none", hint="use 1 or more")
+            raise ConfigError(f"per_row = {per_row} examples", hint="use 1 or more")
         if not places or per_row < 3:
             return cls(targets=per_row, histories=0, places=0)
         kept = min(places, per_row - 2)
@@ -82,8 +82,8 @@ class RowCut:
         columns = bound.fetched_fields(examples)
         table, aimed = aimed_at(columns, count)
         slots = places_in(columns)
-        lots, places = coins.uniform(count), coins.uniform(count * slots)
-        keep = first_of(aimed, lots, self.targets) | (aimed < 0)
+        drawn, places = coins.uniform(count), coins.uniform(count * slots)
+        keep = first_of(aimed, drawn, self.targets) | (aimed < 0)
         chosen = self._places(places.reshape(count, slots))
         fields: dict[str, Ints] = {}
         start = 0
@@ -96,7 +96,7 @@ class RowCut:
             together = np.where(chosen[:, start:stop], together, NONE)[keep]
             start = stop
             target = aimed[keep] if name == table else np.full(len(together), NONE, np.int64)
-            together = self._thinned(together, target, lots[keep])
+            together = self._thinned(together, target, drawn[keep])
             for field, column in sequences.items():
                 width = column.shape[1]
                 fields[field], together = together[:, :width], together[:, width:]
@@ -108,13 +108,13 @@ class RowCut:
             return np.ones(order.shape, np.bool_)
         return np.asarray(np.argsort(np.argsort(order, axis=1), axis=1) < self.places)
 
-    def _thinned(self, ids: Ints, target: Ints, lots: Uniform) -> Ints:
+    def _thinned(self, ids: Ints, target: Ints, drawn: Uniform) -> Ints:
         """Without rows that stand in more than `histories` of the examples not aimed at them."""
         example, place = np.nonzero((ids >= 0) & (ids != target[:, None]))
         _, row = np.unique(ids[example, place], return_inverse=True)
         # A row that stands twice in a sequence is in one example.
         pairs, pair = np.unique(row * len(ids) + example, return_inverse=True)
-        stays = first_of(pairs // len(ids), lots[pairs % len(ids)], self.histories)
+        stays = first_of(pairs // len(ids), drawn[pairs % len(ids)], self.histories)
         out = ~stays[pair]
         ids[example[out], place[out]] = NONE
         return ids
@@ -132,7 +132,7 @@ def aimed_at(columns: Mapping[str, Mapping[str, Ints]], count: int) -> tuple[str
         raise ConfigError(
             f'[dp] unit = "index" with examples that are aimed at {len(single)} rows each, by '
             f"fields {', '.join(repr(field) for _, field, _ in single)}: where one is gone, "
-            "places of the other are free, and of what then comes in there is no account",
+            "examples that were left out for the other come in, and noise does not cover those",
             hint="one field with a single id; a user's own row is kept local, or left out",
         )
     if not single:
@@ -146,9 +146,9 @@ def places_in(columns: Mapping[str, Mapping[str, Ints]]) -> int:
     return sum(c.shape[1] for own in columns.values() for c in own.values() if c.ndim == 2)
 
 
-def first_of(groups: Ints, lots: Uniform, most: int) -> Mask:
-    """Which have one of the `most` lowest lots of their group."""
-    order = np.lexsort((lots, groups))
+def first_of(groups: Ints, drawn: Uniform, most: int) -> Mask:
+    """Which have one of the `most` lowest random numbers of their group."""
+    order = np.lexsort((drawn, groups))
     ordered = groups[order]
     begins = np.searchsorted(ordered, ordered, side="left")
     found = np.zeros(len(groups), np.bool_)

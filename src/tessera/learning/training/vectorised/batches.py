@@ -148,7 +148,7 @@ def lay_out(
 
 
 def _rounded_up(size: int) -> int:
-    """So many candidates and a few more, of few different sizes."""
+    """The number of candidates rounded up, so that few different sizes occur."""
     step = max(FEW_SHAPES, 1 << max(0, size.bit_length() - 3))
     return -(-size // step) * step
 

@@ -127,7 +127,7 @@ class Vectorised:
             yield from slots.finished()
 
     def width(self, clients: int) -> int:
-        """How many slots a round of so many clients gets.
+        """How many slots a round of this many clients gets.
 
         Compiled steps cost by the slot: two clients for each, so that short ones make up for long
         ones, and few different numbers. Others cost by the step.
@@ -147,7 +147,7 @@ class Vectorised:
         return few if busy <= few < width and 4 * left >= taken else None
 
     def step_for(self, slots: Slots, steps: int) -> Step:
-        """The step for slots of this shape, of which so many are to come.
+        """The step for slots of this shape, with this many steps to come.
 
         Compiled or recorded when it is first run, if it can be.
         """

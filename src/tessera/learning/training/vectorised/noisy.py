@@ -129,7 +129,7 @@ class SideBySide:
     def laid_out(self, drawn: Sequence[StepBatch], places: int = 0) -> LaidOut:
         """The clients' batches in one shape; a group or an example that is not there weighs 0.
 
-        With `places` it is a whole number of passes over so many examples of a client, in groups
+        With `places` it is a whole number of passes over this many examples of a client, in groups
         of 1, 2, 4, ... examples.
         """
         nobody = np.empty(0, np.int64)
@@ -352,7 +352,7 @@ class NoisyVectorised:
         return done
 
     def _train(self, jobs: Sequence[Job], round_id: int, width: int) -> list[Trained]:
-        """Some jobs side by side, in so many places if the shape is to stay the same."""
+        """Some jobs side by side; in `width` places if the shape is to stay the same."""
         some = SideBySide.begin(
             self.model,
             self.noisy,
