@@ -50,7 +50,7 @@ class Tagging:
     def of(cls, item: Ints, words: Sequence[str] | npt.NDArray[Any]) -> Tagging:
         """One item and one tag per time that somebody tagged something.
 
-        Items below 0 are not listed, and their tags are left out and counted. Empty tags are skipped.
+        Items below 0 are not listed: their tags are left out and counted. Empty tags are left out.
         """
         given = np.asarray(words, dtype=np.str_)
         there = given != ""
