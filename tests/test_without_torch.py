@@ -75,7 +75,6 @@ def written(folder: Path, scheme: str = "secure-submodel") -> Path:
     "arguments",
     [
         ("doctor", "--json"),
-        ("explain",),
         ("plan", "plan.toml", "--json"),
         ("privacy", "--json"),
         ("privacy",),

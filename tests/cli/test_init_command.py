@@ -25,7 +25,7 @@ def test_the_plan_of_every_task_reads_back(name, scheme):
     assert cli.main(["init", name, "--scheme", scheme]) == 0
     plan = Plan.read(Path("plan.toml"))
     good = tasks.known(name).recommended
-    usual = "secure-submodel" if tasks.known(name).tables else "secure-fedavg"
+    usual = "secure-submodel" if tasks.known(name).kind.tables else "secure-fedavg"
     assert plan.scheme is Scheme(scheme or usual) and plan.task.name == name
     # what depends on how many clients there are is left to the task
     assert (plan.training, plan.server) == (good.training, None if good.shrinkage else good.server)
