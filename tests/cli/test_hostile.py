@@ -382,7 +382,7 @@ def test_other_types_in_the_store_and_in_the_log(runs, tmp_path, capsys):
         text = "".join(json.dumps({**line, "round_id": value}) + "\n" for line in lines)
         (copy / "rounds.jsonl").write_text(text)
         for arguments in (
-            ["compare", str(copy)],
+            ["compare", str(copy), "--out", str(copy.parent / "page.html")],
             ["audit", str(copy)],
             ["run", str(copy), "--resume", "--rounds", "3"],
         ):
