@@ -27,10 +27,10 @@ from papers.fedmmf_models import (
     BY_ATTRIBUTES,
     CENTRAL,
     FEDMF,
-    LOCAL,
     MASKED,
     MODELS,
     ORDERS,
+    TITLES,
     Bench,
     RatingSet,
     Result,
@@ -214,9 +214,9 @@ def rows(
     """(key, title, runs, whether it is their masks alone) in the order of the page."""
     if FEDMF.key in results:
         yield FEDMF.key, FEDMF.name, results[FEDMF.key], False
-    for mask, title in LOCAL.items():
+    for mask, title in TITLES.items():
         if f"fedmmf-{mask}" in results:
-            yield f"local-{mask}", title, results[f"fedmmf-{mask}"], True
+            yield f"local-{mask}", f"local {title}", results[f"fedmmf-{mask}"], True
     for model in (*BY_ATTRIBUTES, *MASKED, CENTRAL):
         if model.key in results:
             yield model.key, model.name, results[model.key], False

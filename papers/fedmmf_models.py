@@ -58,10 +58,13 @@ class RatingModel:
         return self.options.get("mask")
 
 
+TITLES: Final = {"linear": "linear", "fm": "FM", "network": "network"}
+"""Models of the attributes, by the name of the mask that is one."""
+ORDERS: Final = {"linear": "one order", "fm": "two order", "network": "high order"}
 FEDMF: Final = RatingModel(key="fedmf", name="FedMF")
 MASKED: Final = tuple(
     RatingModel(key=f"fedmmf-{mask}", name=f"FedMMF, {order}", options={"mask": mask})
-    for mask, order in (("linear", "one order"), ("fm", "two order"), ("network", "high order"))
+    for mask, order in ORDERS.items()
 )
 BY_ATTRIBUTES: Final = tuple(
     RatingModel(
@@ -72,14 +75,14 @@ BY_ATTRIBUTES: Final = tuple(
         rounds=30,
         quick=6,
     )
-    for name, title in (("linear", "linear"), ("fm", "FM"), ("network", "network"))
+    for name, title in TITLES.items()
 )
 CENTRAL: Final = RatingModel(
     key="central", name="biased MF, central", scheme=Scheme.CENTRAL, rounds=30, quick=12
 )
 MODELS: Final = (FEDMF, *BY_ATTRIBUTES, *MASKED, CENTRAL)
-LOCAL: Final = {"linear": "local linear", "fm": "local FM", "network": "local network"}
-ORDERS: Final = {"linear": "one order", "fm": "two order", "network": "high order"}
+EVERY: Final = tuple(model.key for model in MODELS)
+FEW: Final = (FEDMF.key, MASKED[0].key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,24 +95,22 @@ class RatingSet:
 
     name: str
     task: str
-    scheme: Scheme
     cohort: int
     seeds: tuple[int, ...]
     quick: int
-    quick_models: tuple[str, ...]
+    scheme: Scheme = Scheme.SECURE_FEDAVG
     options: Mapping[str, Any] = field(default_factory=dict)
-    models: tuple[str, ...] = tuple(model.key for model in MODELS)
+    models: tuple[str, ...] = EVERY
+    quick_models: tuple[str, ...] = FEW
     rounds: int | None = None
     paper: str = ""
     same: bool = True
     real: bool = True
 
 
-EVERY: Final = tuple(model.key for model in MODELS)
 ML100K: Final = RatingSet(
     name="MovieLens 100K",
     task="ratings-100k",
-    scheme=Scheme.SECURE_FEDAVG,
     cohort=943,
     seeds=(0, 1, 2, 3, 4),
     quick=30,
@@ -120,8 +121,8 @@ UA: Final = replace(
     ML100K,
     name="MovieLens 100K, published ua split",
     options={"split": "published"},
-    models=("fedmf", "fedmmf-linear"),
-    quick_models=("fedmf", "fedmmf-linear"),
+    models=FEW,
+    quick_models=FEW,
     seeds=(0, 1, 2),
     quick=20,
     paper="",
@@ -129,23 +130,19 @@ UA: Final = replace(
 ML1M: Final = RatingSet(
     name="MovieLens 1M",
     task="ratings-1m",
-    scheme=Scheme.SECURE_FEDAVG,
     cohort=1000,
     seeds=(0,),
     quick=20,
-    quick_models=("fedmf", "fedmmf-linear"),
     paper="MovieLens 10M",
     same=False,
 )
 LASTFM: Final = RatingSet(
     name="Last.fm 2K",
     task="ratings-lastfm",
-    scheme=Scheme.SECURE_FEDAVG,
     real=False,  # 1.16 million words from each of 1,000 clients
     cohort=1000,
     seeds=(0, 1, 2),
     quick=10,
-    quick_models=("fedmf", "fedmmf-linear"),
     paper="LastFM",
 )
 SETS: tuple[RatingSet, ...] = (ML100K, UA, ML1M, LASTFM)
