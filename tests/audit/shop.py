@@ -66,10 +66,17 @@ def knowing(task: Task, plan: Plan) -> ValueAttacks:
     return ValueAttacks(plan.group_plan, truth, PublicKnowledge.of(plan, task))
 
 
-def recorded(task: Task, plan: Plan, rounds: int) -> ValueAttacks:
-    """What a server sees of a run with real messages."""
+def recorded(task: Task, plan: Plan, rounds: int, *, in_a_row: int = 0) -> ValueAttacks:
+    """What a server sees of a run with real messages.
+
+    With `in_a_row` one group after the other has so many rounds, alone: nobody else moves the model
+    between two downloads of its members.
+    """
     attacks, views = knowing(task, plan), RoundViews({SERVER})
     with Training(task, plan, entropy=ScriptedEntropy(b"shop"), views=views) as run:
+        if in_a_row:
+            cohorts = run.federation.cohorts
+            cohorts.sample = lambda round_id: list(cohorts.groups[int(round_id) // in_a_row])
         for event in run.run(rounds):
             if isinstance(event, RoundFinished | RoundAbort):
                 seen = list(decoded(views.taken(SERVER)))

@@ -7,15 +7,17 @@ chance, with the same seed always the same one.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 
 from audit import shop
 from audit.shop import best, plan_for
 from tessera import tasks
-from tessera.audit.finding import Verdict
+from tessera.audit.finding import Finding, Verdict
 from tessera.audit.values import KNOWN_EXAMPLES, KNOWN_ROW, ValueAttacks
 from tessera.ids import ClientId, RoundId
+from tessera.learning.averaging import Optimizer
 from tessera.learning.tables.submodel import TablePart
 from tessera.rounds.local_state import LocalState
 from tessera.tasks import Task
@@ -25,6 +27,15 @@ NEEDS_DATA = pytest.mark.skipif("TESSERA_DATA" not in os.environ, reason="needs 
 
 def members_of(attacks: ValueAttacks) -> int:
     return sum(len(members) for members in attacks.groups)
+
+
+def shown(what: str, off: bool, found: Finding, attacks: ValueAttacks) -> None:
+    """A line of figures; the interval is at `ONE_SIDED`."""
+    print(
+        f"{what}, {'protection off' if off else 'as shipped'}: {found.measured:.1%} "
+        f"({found.low:.1%} - {found.high:.1%}) of {found.trials:,} pairs of a row and a holder, "
+        f"{members_of(attacks)} members, B {found.claimed:.1%}: {found.verdict}"
+    )
 
 
 # --- 1: first rows --------------------------------------------------------------------------------
@@ -57,7 +68,8 @@ def test_first_rows_in_the_whole_shop(monkeypatch: pytest.MonkeyPatch, public: b
     attacks = shop.recorded(task, plan, rounds=2)
     server, member = best(attacks.first_rows()), best(attacks.first_rows(curious=True))
     assert min(server.trials, member.trials) > 2000 and members_of(attacks) >= 300
-    print(f"server {server.measured:.3f}, member {member.measured:.3f}, B {server.claimed:.3f}")
+    shown("attack 1, shop, server", public, server, attacks)
+    shown("attack 1, shop, member", public, member, attacks)
     if public:
         assert server.measured > 0.9 and member.measured > 0.6  # its rows move in other groups, too
     assert {server.verdict, member.verdict} == {Verdict.BROKEN if public else Verdict.HOLDS}
@@ -74,10 +86,34 @@ def test_first_rows_in_movielens(monkeypatch: pytest.MonkeyPatch, public: bool) 
     attacks = shop.summed(monkeypatch, task, plan, rounds=4)
     server = best(attacks.first_rows())
     assert server.trials > 2000 and members_of(attacks) >= 300
-    print(f"server {server.measured:.3f}, B {server.claimed:.3f}")
+    shown("attack 1, MovieLens, server", public, server, attacks)
     if public:
         assert server.measured > 0.6
     assert server.verdict is (Verdict.BROKEN if public else Verdict.HOLDS)
+
+
+@pytest.mark.campaign
+@NEEDS_DATA
+@pytest.mark.parametrize("optimizer", ["adaptive", "plain"])
+@pytest.mark.parametrize("public", [True, False], ids=["public first rows", "as shipped"])
+def test_first_rows_in_movielens_from_two_downloads(
+    monkeypatch: pytest.MonkeyPatch, public: bool, optimizer: Optimizer
+) -> None:
+    """To a curious member whose group has two rounds in a row, alone, which is its best case. The
+    task's own step of the server, and one that members see the mean through."""
+    task = tasks.load("movielens")
+    plan = plan_for(task, shop.GROUP, crypto="every")
+    rate = plan.server.rate if optimizer == plan.server.optimizer else 1.0
+    plan = replace(plan, server=replace(plan.server, optimizer=optimizer, rate=rate))
+    if public:
+        shop.draw_in_public(monkeypatch, plan)
+    attacks = shop.recorded(task, plan, rounds=80, in_a_row=2)
+    member = best(attacks.first_rows(curious=True))
+    shown(f"attack 1, MovieLens, member, {optimizer}", public, member, attacks)
+    assert member.trials > 2000 and members_of(attacks) >= 300
+    if public:
+        assert member.measured > 0.5
+    assert member.verdict is (Verdict.BROKEN if public else Verdict.HOLDS)
 
 
 # --- 2: draws -------------------------------------------------------------------------------------
@@ -109,7 +145,7 @@ def test_counts_in_the_whole_shop(monkeypatch: pytest.MonkeyPatch, public: bool)
     attacks = drawn_by(monkeypatch, 300, public=public)
     found = best(attacks.draws())
     assert found.trials > 2000 and members_of(attacks) >= 300
-    print(f"{found.measured:.3f} of {found.trials}, B {found.claimed:.3f}")
+    shown("attack 2, 20 rounds", public, found, attacks)
     assert found.verdict is (Verdict.BROKEN if public else Verdict.HOLDS)
 
 
@@ -155,7 +191,7 @@ def test_a_late_server_in_the_whole_shop(monkeypatch: pytest.MonkeyPatch, off: b
     attacks = late(monkeypatch, 300, 3, off=off)
     found = attacks.failed_rounds().at(shop.ONE_SIDED)
     assert found.trials > 2000 and members_of(attacks) >= 300
-    print(f"{found.measured:.3f} of {found.trials}, B {found.claimed:.3f}")
+    shown("attack 4", off, found, attacks)
     assert found.verdict is (Verdict.BROKEN if off else Verdict.HOLDS)
 
 

@@ -278,4 +278,9 @@ def test_the_stopping_round_tells_no_more_than_is_claimed(runs):
         scores = np.array([odds[int(end)] for end in found[half:]])
         guessed = Guessing(scores, coins[half : len(found)])
         bound = guessed.bound(delta=1e-5, level=0.999)
+        right = np.mean((scores > 1.0) == coins[half : len(found)])
+        print(
+            f"attack 8, in memory, {'charged' if noisy else 'exact'} figures: {len(found)} draws, "
+            f"{right:.1%} right, epsilon >= {bound:.3f}, claimed {claim:.3f}"
+        )
         assert (bound <= claim) is noisy

@@ -186,18 +186,17 @@ def test_the_last_round_by_carried_sums_tells_no_more_than_is_claimed(
     ends, sums = drawn(runs)
     half = runs // 2
     right, bound = told(likelier(ends, coins, half), coins[half:])
-    print(
-        f"{trust}: {runs} draws, stopping round {right:.3f} right, epsilon >= {bound:.3f}", end=""
-    )
+    lines = [f"attack 8, carried, {trust}: {runs} draws, {right:.1%} right, epsilon >= {bound:.3f}"]
     assert bound <= claim
     if trust == "shares":
         right, bound = told(sums - np.median(sums), coins)
-        print(f"; all sums {right:.3f}, epsilon >= {bound:.3f}", end="")
+        lines.append(f"by all sums {right:.1%}, epsilon >= {bound:.3f}")
         assert bound <= claim
     no_noise(monkeypatch)
     ends, _ = drawn(60)
     right, bound = told(likelier(ends, coins[:60], 30), coins[30:60])
-    print(f"; claimed {claim:.3f}; without noise {right:.3f}, epsilon >= {bound:.3f}")
+    lines.append(f"claimed {claim:.3f}; without noise {right:.1%}, epsilon >= {bound:.3f}")
+    print("; ".join(lines))
     assert bound > claim and len({*ends[coins[:60]]} & {*ends[~coins[:60]]}) == 0
 
 
