@@ -26,6 +26,7 @@ from tessera.rounds.forecast.rows import even_holders, spread
 from tessera.rounds.forecast.secagg import some
 from tessera.rounds.two_server.domain import write_cost
 from tessera.simulation import population
+from tessera.simulation.calibration import round_seconds
 from tessera.simulation.federation import Federation
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plan.toml"
@@ -278,6 +279,17 @@ def test_schemes_without_a_union_promise_no_epsilon(
     assert (found["seconds"] is None) == (not scheme.hides)
     assert cli.main(["plan", str(path)]) == 0
     assert found["server_learns"] in " ".join(capsys.readouterr().out.split())
+
+
+def test_seconds_of_a_round_are_those_of_all_its_groups(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    groups = '[privacy]\nlevel = "groups"\ngroup = 6\n'
+    text = PLAN.format(scheme="secure-submodel").replace("cohort = 12", "cohort = 60")
+    path.write_text(extended(text, groups))
+    forecast = Forecast(Plan.read(path), 30)
+    assert forecast.groups == 10 and forecast.plan.cohort == 6
+    found = round_seconds(forecast)
+    assert found["simulated"] == pytest.approx(60 * found["client"] + found["server"])
 
 
 def test_a_server_of_fixed_groups_learns_of_groups_and_no_answers(

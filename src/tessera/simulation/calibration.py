@@ -69,7 +69,8 @@ def round_seconds(forecast: Forecast) -> dict[str, float]:
     if schemes.of(plan).randomises:
         forming, reading = group_seconds(forecast)
         client, server = client + reading, server + forming
-    return {"client": client, "server": server, "simulated": plan.cohort * client + server}
+    simulated = forecast.groups * (plan.cohort * client + server)
+    return {"client": client, "server": forecast.groups * server, "simulated": simulated}
 
 
 def mask_seconds(group: Group, key: Secret, *, words: int = 1 << 14) -> float:

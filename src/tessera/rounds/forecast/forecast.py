@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -82,8 +82,10 @@ class Forecast:
     rows_per_client: int
     given_holders: Holders | None = None
     dropout: float = 0.0
+    groups: int = field(init=False, default=1)  # of a round, each with sums of its own
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "groups", self.plan.cohort // self.plan.group_plan.cohort)
         object.__setattr__(self, "plan", self.plan.group_plan)
         _ = self.rows  # refuses what is not a number of rows
 
