@@ -207,7 +207,7 @@ def naming_facts(naming: Mapping[str, Any]) -> list[tuple[str, str]]:
         *bounds(naming),
         ("the same, by another client alone", share(naming["bound"]["one_client"])),
         (
-            f"best guess at all rows, estimated after {rounds} rounds",
+            f"best guess, rows of several holders too, estimate for {rounds} rounds",
             share(naming["estimate"]["best_guess"]),
         ),
     ]
