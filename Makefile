@@ -38,8 +38,8 @@ test: $(CAN_TEST)  ## format, lint, types, and the tests that are not slow
 test-slow: $(CAN_TEST)  ## the tests marked slow
 	$(VENV)/bin/pytest -m 'slow and not campaign' -n 2 -q -rs
 
-campaigns: $(CAN_TEST)  ## attacks and faults at full size, whose short versions are in the two above
-	$(VENV)/bin/pytest -m campaign -n 2 -q -rs
+campaigns: $(CAN_TEST)  ## attacks and faults at full size, with their figures; short versions are in the two above
+	$(VENV)/bin/pytest -m campaign -n 2 -q -rsP
 
 docs: $(CAN_TEST)  ## the documentation as a site, in build/docs
 	@$(VENV)/bin/python scripts/build_docs.py

@@ -99,8 +99,12 @@ def test_first_rows_in_movielens(monkeypatch: pytest.MonkeyPatch, public: bool) 
 def test_first_rows_in_movielens_from_two_downloads(
     monkeypatch: pytest.MonkeyPatch, public: bool, optimizer: Optimizer
 ) -> None:
-    """To a curious member whose group has two rounds in a row, alone, which is its best case. The
-    task's own step of the server, and one that members see the mean through."""
+    """To a curious member whose group has two rounds in a row, alone, which is its best case.
+
+    The task's own step of the server is adaptive: it divides every number by a history that members
+    are not sent, and the attack is weak even with its protection off (28 % where B is 21 %). A
+    plain step shows the mean, and is the case that tests the protection.
+    """
     task = tasks.load("movielens")
     plan = plan_for(task, shop.GROUP, crypto="every")
     rate = plan.server.rate if optimizer == plan.server.optimizer else 1.0
@@ -111,8 +115,8 @@ def test_first_rows_in_movielens_from_two_downloads(
     member = best(attacks.first_rows(curious=True))
     shown(f"attack 1, MovieLens, member, {optimizer}", public, member, attacks)
     assert member.trials > 2000 and members_of(attacks) >= 300
-    if public:
-        assert member.measured > 0.5
+    if public and optimizer == "plain":
+        assert member.measured > 0.6
     assert member.verdict is (Verdict.BROKEN if public else Verdict.HOLDS)
 
 

@@ -278,8 +278,8 @@ class GuessTrials:
         text = f"{meaning}. Of {pairs:,} pairs of a row and a holder "
         if self.identified:
             right, part = self.identified_right / self.identified, self.identified_right / pairs
-            text += f"{part:.1%} are identified; of guesses above {IDENTIFIED:.0%} "
-            text += f"{right:.1%} are right"
+            text += f"{part:.1%} are guessed correctly with a confidence above {IDENTIFIED:.0%}; "
+            text += f"of all guesses as confident {right:.1%} are right"
         else:
             text += f"none is identified: no guess is above {IDENTIFIED:.0%}"
         return f"{text}. {claim}"
