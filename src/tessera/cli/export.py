@@ -60,7 +60,7 @@ def show(folder: Path, files: Mapping[str, int], about: Mapping[str, Any]) -> No
     metric, rounds = about["metric"], about["rounds"]
     typer.echo(f"{folder}")
     for name, what in (
-        (STATE, "every parameter, for torch.load(..., weights_only=True)"),
+        (STATE, "parameters, for torch.load(..., weights_only=True)"),
         (ABOUT, "what it is"),
         (MAPS, "public maps of derived tables"),
     ):

@@ -91,7 +91,13 @@ def show(found: Recommendations, page: Page) -> None:
 
 def listed(title: str, items: list[Item], *, rated: bool, first: bool = False) -> Table:
     """`first` puts the client's own rating in front."""
-    made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    made = Table(
+        title=title,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        min_width=len(title),  # short names leave it on one line
+    )
     names = ["predicted", *(["rated"] if rated else [])]
     for name in reversed(names) if first else names:
         made.add_column(name, justify="right", no_wrap=True)
