@@ -119,8 +119,8 @@ KILLED = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from engines import toy
-from tessera.engines import training
+from runs import toy
+from tessera.runs import training
 from tessera.api import simulate
 training.SECONDS_BETWEEN_CHECKPOINTS = 0.0
 simulate(toy.task(), toy.plan("secure-submodel", simulation={"rounds": 400}), out=Path(sys.argv[1]),
