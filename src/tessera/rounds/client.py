@@ -54,7 +54,6 @@ from tessera.rounds.client_states import (
     TrainingOutput,
     UpdateSent,
 )
-from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.encode import Clipped
 from tessera.rounds.local_state import LocalState, Word, check_rows
 from tessera.rounds.messages import (
@@ -63,7 +62,7 @@ from tessera.rounds.messages import (
     UnionOpened,
     most_union_bytes,
 )
-from tessera.rounds.noise import noise_of
+from tessera.rounds.resolve import resolve
 from tessera.rounds.root import coins_of, draw_root
 from tessera.rounds.select import Selection
 from tessera.rounds.sums import ClientSetup, Sum, SumClient
@@ -137,8 +136,9 @@ class ClientRound(Follower[Any]):
         check_rows(plan, local)
         self.plan, self.me = plan, me
         self._local, self._entropy = local, entropy
-        entry = schemes.of(plan)
-        self._sum, self._rows, self._cohorts = entry.sum, entry.rows, cohorts_of(plan)
+        agreed = resolve(plan)
+        self._rows, self._sum, self._noise = agreed.rows, agreed.sum, agreed.noise
+        self._cohorts = agreed.cohorts
         self._setup = ClientSetup(plan=plan, round_id=round_id, me=me, identity=identity)
         self.clipped, self.broken = Clipped(), ""
         self.written: dict[str, Ids] = {}
@@ -180,8 +180,8 @@ class ClientRound(Follower[Any]):
         if self._rows.randomised:
             self._freeze_and_charge()
         elif self._sum.masks and self.plan.tables:
-            self._local.release(self.plan, self.round_id, *noise_of(self.plan).bare(THE_SUMS))
-        noise_of(self.plan).charge(self._local.ledger, self.round_id)
+            self._local.release(self.plan, self.round_id, *self._noise.bare(THE_SUMS))
+        self._noise.charge(self._local.ledger, self.round_id)
 
     def _freeze_and_charge(self) -> None:
         plan, local = self.plan, self._local
@@ -211,7 +211,7 @@ class ClientRound(Follower[Any]):
             pool={table: pool[t.name] for table, t in roots.items()},
             agreement=local.agreement_on(plan),
         )
-        local.release(plan, self.round_id, THE_UNION, *noise_of(plan).bare(THE_SUMS))
+        local.release(plan, self.round_id, THE_UNION, *self._noise.bare(THE_SUMS))
         local.ledger.spend(
             IndexAnswers(
                 federation=plan.federation,
@@ -406,7 +406,7 @@ class ClientRound(Follower[Any]):
         plan, maps = self.plan, self._local.derived
         if asked is None:
             whole = plan.sent_rows
-            own = noise_of(plan).trained_rows(select.own(plan, self._local.real, maps), whole)
+            own = self._noise.trained_rows(select.own(plan, self._local.real, maps), whole)
             return Selection(requested=whole, trained=own)
 
         def rows(roots: Mapping[TableId, Ids]) -> dict[str, Ids]:
@@ -484,7 +484,7 @@ class ClientRound(Follower[Any]):
             coins,
             round_id=self.round_id,
             residual=self._local.residual_in(plan),
-            noise=noise_of(plan).share_stream(state.root, self.round_id, self.me),
+            noise=self._noise.share_stream(state.root, self.round_id, self.me),
         )
         self.clipped, self.written = encoded.clipped, dict(encoded.written)
         following = TrainedModel(

@@ -23,11 +23,10 @@ from tessera.crypto.keys import Identity
 from tessera.errors import ConfigError, MisuseError, RoundAborted
 from tessera.ids import ClientId, RoundId
 from tessera.plan import Plan
-from tessera.rounds import schemes
-from tessera.rounds.cohorts import Cohorts, FixedGroup, Named, Unmasked, cohorts_of
+from tessera.rounds.cohorts import Cohorts, FixedGroup, Named, Unmasked
 from tessera.rounds.events import RoundAbort, RoundFinished, RoundStarted
 from tessera.rounds.messages import OUT_OF_BOUNDS
-from tessera.rounds.noise import noise_of
+from tessera.rounds.resolve import resolve
 from tessera.rounds.roles import HelperParty, RoundServer, ServerParty, StoredRole, roles_of
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.two_server.helper import HelperRound
@@ -96,9 +95,9 @@ class Course:
         `commit` makes a stepped model durable before anybody hears of it; `evaluate` tests it, in
         the rounds in which that is due.
         """
-        if not (entry := schemes.of(plan)).federated:
+        if not resolve(plan).sum.federated:
             raise ConfigError(
-                f"a course of rounds does not run scheme {entry.name!r}: it has none",
+                f"a course of rounds does not run scheme {plan.scheme.value!r}: it has none",
                 hint="name a federated scheme",
             )
         self.plan, self.model = plan, model
@@ -197,7 +196,7 @@ class Course:
             )
         self.survivors = {name: drawn.named[name] for name in result.survivors}
         result = self.cohorts.rule.divided(result)
-        result = noise_of(plan).on_means(result, self._party.entropy, round_id, largest)
+        result = resolve(plan).noise.on_means(result, self._party.entropy, round_id, largest)
         self.model.step(result, round_id)
         if self._commit is not None:
             self._commit(round_id, self.model)
@@ -215,7 +214,7 @@ class Course:
             rows_out_of_bounds=result.rows_out_of_bounds,
             weight=result.weight,
             measured=measured,
-            secure=measured and schemes.of(drawn.parts[0].plan).hides,
+            secure=measured and resolve(drawn.parts[0].plan).sum.hides,
             bytes_up={},
             bytes_down={},
             client_seconds={},
@@ -263,7 +262,7 @@ class HelperCourse:
         stepped = None if result is None else mergeable([result])
         if stepped is None:
             return
-        self.model.step(cohorts_of(self.plan).divided(stepped), round_id)
+        self.model.step(resolve(self.plan).cohorts.divided(stepped), round_id)
         if self._commit is not None:
             self._commit(round_id, self.model)
 

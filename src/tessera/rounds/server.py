@@ -38,7 +38,7 @@ from tessera.protocols.secagg.phases import StageSum, StageSums
 from tessera.rounds import encode, schemes, select
 from tessera.rounds.delivery import SentModel
 from tessera.rounds.messages import Download, UnionOpened, farewells
-from tessera.rounds.noise import noise_of
+from tessera.rounds.resolve import resolve
 from tessera.rounds.root import StoredRoot, draw_root
 from tessera.rounds.sums import ServerSetup, Sum, SumServer
 from tessera.rounds.words import RoundResult
@@ -167,7 +167,8 @@ class ServerRound(Coordinator[Any]):
             raise MisuseError("the model is not the plan's")
         self.plan, self.invited = plan, frozenset(cohort)
         self._dense, self._tables, self._derived = dense, tables, derived or {}
-        self._sum, self._rows = schemes.of(plan).sum, schemes.of(plan).rows
+        agreed = resolve(plan)
+        self._rows, self._sum, self._noise = agreed.rows, agreed.sum, agreed.noise
         self._sent = SentModel(plan, dense, tables, lambda: self.union)
         self._setup = ServerSetup(
             plan=plan,
@@ -175,7 +176,7 @@ class ServerRound(Coordinator[Any]):
             invited=self.invited,
             identity=identity,
             sent=self._sent,
-            cut=noise_of(plan).cut(),
+            cut=self._noise.cut(),
         )
         # What follows from the state, worked out once: a carrier asks whenever somebody wants to
         # know how the round stands.
@@ -272,7 +273,7 @@ class ServerRound(Coordinator[Any]):
             return state, out
         # Before anybody looks at it: what follows from the sum follows from noisy words only.
         noise = state.root.secret(Label.SUM_NOISE)
-        opened = noise_of(self.plan).on_sum(total.sums[-1], noise, self.round_id)
+        opened = self._noise.on_sum(total.sums[-1], noise, self.round_id)
         sums = (*total.sums[:-1], opened)
         return RoundSummed(sums=sums, union=state.union, residual=state.residual), out
 

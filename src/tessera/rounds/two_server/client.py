@@ -51,7 +51,7 @@ from tessera.rounds.encode import Clipped, UpdateWords
 from tessera.rounds.ideal import IdealClient
 from tessera.rounds.local_state import LocalState, check_rows
 from tessera.rounds.messages import UnionOpened, most_union_bytes
-from tessera.rounds.noise import noise_of
+from tessera.rounds.resolve import resolve
 from tessera.rounds.root import coins_of, draw_root, lasting_secret
 from tessera.rounds.select import Selection
 from tessera.rounds.two_server.client_states import (
@@ -193,9 +193,10 @@ class TwoServerClientRound(Follower[Any]):
                 "keep the decoys, or join a federation of another name",
             )
         union = (THE_UNION,) if plan.narrows else ()
-        bare = noise_of(plan).bare(*union, "the rows written", THE_SUMS)
+        noise = resolve(plan).noise
+        bare = noise.bare(*union, "the rows written", THE_SUMS)
         local.release(plan, self.round_id, *bare)
-        noise_of(plan).charge(local.ledger, self.round_id)
+        noise.charge(local.ledger, self.round_id)
         self._count_left_out(self._held())
 
     @property
