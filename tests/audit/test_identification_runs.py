@@ -36,8 +36,7 @@ from tessera.privacy.index.period import MemoryPeriods
 from tessera.privacy.index.response import LEVELS
 from tessera.protocols.secagg.messages import RevealedSet
 from tessera.protocols.secagg.params import GraphKind
-from tessera.rounds import local_state
-from tessera.rounds.cohorts import Cohorts, cohorts_of
+from tessera.rounds.cohorts import Cohorts, FixedGroups, cohorts_of
 from tessera.simulation.faults import Drop, Fault, FaultScript, dropout_places
 
 COHORT, GROUP, ROUNDS = 12, 6, 12
@@ -347,7 +346,7 @@ def test_a_group_that_opens_without_a_member_names_it(
 def test_members_that_answer_each_in_its_own_way_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_state, "_check_no_choice", lambda plan, local: None)
+    monkeypatch.setattr(FixedGroups, "check_choices", lambda self, choices: None)
     found = in_groups(tmp_path, rounds=12, chosen=LEVELS["cpp4"], faults=None)
     for name in (COUNTS, MOVEMENT, LINKS):
         assert found[f"{name}: {BEST_GUESS}"].verdict is Verdict.BROKEN

@@ -46,14 +46,14 @@ TWO_SIDES: Final = {
     Label.SUM_NOISE: {
         "protocols/two_server/write/helper.py",
         "protocols/two_server/write/sums.py",
-        "rounds/client.py",
         "rounds/clipped_vector.py",
+        "rounds/noise.py",
         "rounds/server.py",
         "rounds/two_server/helper.py",
         "rounds/two_server/leader.py",
     },
     Label.KEY_PERIOD_ROOT: {"protocols/two_server/write/client.py", "rounds/two_server/ideal.py"},
-    Label.UNION_COINS: {"rounds/client.py", "rounds/encode.py", "rounds/two_server/client.py"},
+    Label.UNION_COINS: {"rounds/client.py", "rounds/words.py", "rounds/two_server/client.py"},
     Label.DECOYS: {"rounds/select.py", "rounds/two_server/client.py"},
     Label.MEASUREMENT: {"simulation/calibration.py"},  # keys that protect nothing
 }

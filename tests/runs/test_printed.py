@@ -54,7 +54,7 @@ def test_a_plan_trains_by_them_and_its_number_is_infinite(tmp_path: Path, sectio
     )
     Run(tmp_path / "run").report()
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "infinite, 4 as printed" in page and "no finite epsilon" in page
+    assert "infinite, 4 by the paper" in page and "no finite epsilon" in page
 
 
 @BOTH

@@ -24,6 +24,7 @@ from tessera.learning.compression import signed
 from tessera.learning.metrics import ClickMetric
 from tessera.plan import DPPlan, Plan
 from tessera.privacy.dp.accounting import epsilon as epsilon_of
+from tessera.privacy.dp.events import THE_METRICS
 from tessera.privacy.dp.guarantee import Adjacency, Observer
 from tessera.protocols.secagg.params import SecAggParams
 from tessera.protocols.secagg.server import SecAggServerSetup
@@ -120,7 +121,7 @@ def by_the_bytes(carried: list[CarriedSum], plan: Plan) -> int:
             plan=plan,
             entropy=ScriptedEntropy(b""),
             what=VALIDATION,
-            noise=noise_of(plan).metrics_noise,
+            noise=noise_of(plan).statistic_noise(THE_METRICS),
             words=len(words),
         ).scale
         value = ClickMetric().from_few(words / scale * noise_of(plan).dp.counted)

@@ -93,4 +93,4 @@ def test_two_servers_with_many_hands_train_the_same_model(count):
 def test_simulated_servers_have_one_hand():
     fed = federation(two_server_plan({"write": "dpf"}))
     finished(fed, 1)
-    assert isinstance(fed.last.state.write._workers, SingleWorker)
+    assert isinstance(fed.last.state.write.setup.workers, SingleWorker)

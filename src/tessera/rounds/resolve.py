@@ -24,7 +24,7 @@ from tessera.rounds.sums import Sum
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class ResolvedPlan:
     """What a plan comes to."""
 
     plan: Plan
@@ -34,11 +34,11 @@ class Agreement:
     cohorts: CohortRule
 
 
-def resolve(plan: Plan) -> Agreement:
+def resolve(plan: Plan) -> ResolvedPlan:
     """The agreement of a plan, made once."""
-    known: Agreement | None = vars(plan).get("_agreement")
+    known: ResolvedPlan | None = vars(plan).get("_agreement")
     if known is None:
         entry = schemes.of(plan)
-        known = Agreement(plan, entry.rows, entry.sum, noise_of(plan), cohorts_of(plan))
+        known = ResolvedPlan(plan, entry.rows, entry.sum, noise_of(plan), cohorts_of(plan))
         vars(plan)["_agreement"] = known
     return known

@@ -424,7 +424,7 @@ def test_a_dense_part_of_a_wrong_length_that_both_servers_signed_makes_clients_l
         model = served(*given)
         return replace(model, dense=model.dense[:-1])
 
-    for module in ("leader_roles", "helper"):
+    for module in ("leader_states", "helper"):
         monkeypatch.setattr(f"tessera.rounds.two_server.{module}.served", short)
     monkeypatch.setattr(ServedModel, "check", lambda *_: None)
     fed = federation(two_server_plan())

@@ -7,7 +7,7 @@ Nor may a server learn that something went wrong with its rows: it might have ca
 that failed, and an update that cannot be sent, go out as zeros of the usual length; only the owner
 of this client learns why (`broken`).
 
-`client_states.py` has what the round has come to, `client_roles.py` what its roles are made of.
+`client_states.py` has what the round has come to, and what its roles are made of.
 """
 
 from __future__ import annotations

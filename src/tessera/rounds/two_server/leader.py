@@ -2,7 +2,7 @@
 
 It goes through the roles of the protocols one after the other: the union's sum where there is one,
 the handshake, the retrieval, the write. Each judges itself which messages are due.
-`leader_states.py` has what the round has come to, `leader_roles.py` what its roles are made of.
+`leader_states.py` has what the round has come to, and what its roles are made of.
 """
 
 from __future__ import annotations
