@@ -14,6 +14,7 @@ from tessera.audit import suite
 from tessera.audit.record import Record
 from tessera.cli import init as init_command
 from tessera.cli import main as cli
+from tessera.cli import privacy  # noqa: F401 (it keeps the constant that a fixture changes)
 from tessera.errors import ConfigError
 from tessera.plan import Plan, PrivacyPlan, Scheme, TaskPlan, UnionPlan
 from tessera.privacy.index import identification_forecast as naming_draws

@@ -1,4 +1,4 @@
-"""The digest of a plan, which binds keys and signatures of a round to it."""
+"""A plan as TOML: read with every key checked, written back; and its digest, which binds rounds."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tessera.protocols.machine import RoundOutcome
 from tessera.protocols.secagg.params import Threat
 from tessera.protocols.two_server.key_period import MemoryStore, OwnKeyStore
 from tessera.protocols.union.decoys import Catalogue, WholeTable
-from tessera.rounds.cohorts import cohorts_of
+from tessera.rounds.resolve import resolve
 
 
 class Word(Enum):
@@ -170,7 +170,7 @@ def check_rows(plan: Plan, local: LocalState) -> None:
             hint="leave privacy to the plan",
         )
     engine_given = (None, 1, plan.privacy.least_rounds)  # 1 where groups are drawn, or the plan's
-    cohorts_of(plan).check_choices(
+    resolve(plan).cohorts.check_choices(
         {
             "sharing": local.sharing not in (None, plan.security.sharing),
             "privacy": local.privacy not in (None, plan.privacy.index),
