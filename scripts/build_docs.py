@@ -73,7 +73,6 @@ COMMANDS: Final = (
     ("export", "run"),
     ("privacy",),
     ("doctor",),
-    ("explain",),
 )
 """Commands that print figures, each after what it needs."""
 
