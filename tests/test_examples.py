@@ -42,7 +42,7 @@ def test_data_of_ones_own_trains():
 
 
 def test_a_network_without_tables_trains_between_two_servers():
-    run = example("own_dense_model").main(rounds=3)
+    run = example("own_dense_model").main()
     assert run.plan.scheme == "two-server" and not run.plan.tables
     assert run.metric > run.facts["trivial"]["largest class"]
     (way,) = dict(run.rounds[-1]["writing"]).values()
