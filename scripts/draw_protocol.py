@@ -24,6 +24,8 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from tessera.errors import PeerError, RoundAborted  # noqa: E402
+from tessera.protocols.epochs.member import GroupMember  # noqa: E402
+from tessera.protocols.epochs.server import GroupServer  # noqa: E402
 from tessera.protocols.machine import Aborted, Left, StateMachine  # noqa: E402
 from tessera.protocols.secagg import client, server  # noqa: E402
 from tessera.protocols.secagg.messages import FROM_CLIENT, FROM_SERVER, Advert  # noqa: E402
@@ -118,15 +120,16 @@ def _stays(step: Callable[..., Any]) -> bool:
     )
 
 
-def two_server_tables() -> str:
+def role_tables(*roles: type[StateMachine]) -> str:
     return "\n\n".join(
-        f"**{role.__name__}** (`{role.ROLE}`)\n\n{role_table(role)}" for role in TWO_SERVER
+        f"**{role.__name__}** (`{role.ROLE}`)\n\n{role_table(role)}" for role in roles
     )
 
 
 DIAGRAMS: Final = {
     "secagg.md": {"client": client_diagram, "server": server_diagram},
-    "two-servers.md": {"two-server roles": two_server_tables},
+    "epochs.md": {"group roles": lambda: role_tables(GroupMember, GroupServer)},
+    "two-servers.md": {"two-server roles": lambda: role_tables(*TWO_SERVER)},
 }
 
 
