@@ -1,0 +1,304 @@
+"""GroupEpochs: one fixed group from the server's side, epoch after epoch.
+
+A union opens a period, then updates follow, each from a base that is fixed when the first member
+asks for it: the dense part and the union's rows as the model has them at that moment. When all
+members have delivered, the sum opens; a union that does not decode is asked for again under another
+salt, a sum that honest members cannot have reached is not merged, and after `retire_after` of
+either in a row the group is retired: its members stop with these rows for good.
+
+How the vectors come to a sum is one of two: under masks (`CarriedVectors`, the protocol's own role)
+or in the memory of a simulation (`MemoryVectors`), as the trusted party of a proof would do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Final, Protocol
+
+from tessera import wire
+from tessera.crypto.group import Words
+from tessera.crypto.secret import Secret
+from tessera.errors import MisuseError
+from tessera.ids import ClientId, RoundId
+from tessera.learning.tables.submodel import Ids
+from tessera.plan import Plan
+from tessera.protocols.epochs.chain import EpochHeader, EpochKind
+from tessera.protocols.epochs.group import FixedGroup
+from tessera.protocols.epochs.server import GroupServer
+from tessera.rounds import encode, select
+from tessera.rounds.delivery import SentModel
+from tessera.rounds.epochs.vectors import UpdateLayout
+from tessera.rounds.messages import Download, UnionOpened
+from tessera.rounds.resolve import resolve
+from tessera.rounds.server_model import ServerModel
+from tessera.rounds.words import RoundResult
+from tessera.wire.stored import Kept
+
+UNDECODED: Final = "its unions do not decode"
+OUTSIDE: Final = "its sums are not those of honest members"
+
+
+@wire.record(tag=0x0210)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodRecord:
+    """What a period is: examples and rows are those up to `cutoff`, which has passed.
+
+    In seconds since 1970; 0: all data there are, in a simulation, where everything is there from
+    the beginning.
+    """
+
+    period: Annotated[int, wire.U32]
+    cutoff: Annotated[int, wire.U64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRules:
+    """How groups that wait go on.
+
+    `period` is the number of a group's update epochs after which a new period begins with a new
+    union; 0: never. A sum that opens k rounds after its base was fixed counts (1 + k)^-age_weight.
+    After `retire_after` sums out of bounds, or undecoded unions, in a row a group is retired.
+    """
+
+    period: int = 0
+    age_weight: float = 0.5
+    retire_after: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenEpoch:
+    """An epoch that is fixed: its header, and what members are given for it."""
+
+    header: EpochHeader
+    record: PeriodRecord
+    union: Kept[UnionOpened] | None = field(repr=False)
+    base: Kept[Download] | None = field(repr=False)
+    """None in a union's epoch."""
+
+    @property
+    def round_id(self) -> RoundId:
+        """In which the base was fixed."""
+        return RoundId(0) if self.base is None else self.base.message.round_id
+
+
+class Vectors(Protocol):
+    """How the vectors of a group come to a sum."""
+
+    def fix(self, header: EpochHeader) -> None:
+        """The next epoch."""
+
+    @property
+    def missing(self) -> frozenset[ClientId]:
+        """Whose vectors have not come."""
+
+    @property
+    def total(self) -> Words | None:
+        """The sum, once all have come."""
+
+    def retire(self, reason: str) -> None:
+        """Use and keep nothing of an open epoch."""
+
+
+@dataclass(slots=True)
+class MemoryVectors:
+    """In the memory of a simulation; only whole sums are ever read."""
+
+    members: frozenset[ClientId]
+    header: EpochHeader | None = None
+    there: set[ClientId] = field(default_factory=set)
+    sum: Words | None = field(default=None, repr=False)
+
+    def fix(self, header: EpochHeader) -> None:
+        self.header, self.there = header, set()
+        self.sum = header.ring.zeros(header.length)
+
+    def add(self, member: ClientId, words: Words) -> None:
+        """One member's vector; once."""
+        if self.header is None or self.sum is None or member not in self.missing:
+            raise MisuseError(f"no vector of client {member} is due")
+        self.header.ring.iadd(self.sum, words)
+        self.there.add(member)
+
+    @property
+    def missing(self) -> frozenset[ClientId]:
+        return self.members - self.there
+
+    @property
+    def total(self) -> Words | None:
+        return self.sum if self.header is not None and not self.missing else None
+
+    def retire(self, reason: str) -> None:
+        self.header = self.sum = None
+
+
+class CarriedVectors:
+    """Under masks, by messages."""
+
+    def __init__(self, role: GroupServer) -> None:
+        self.role = role
+
+    def fix(self, header: EpochHeader) -> None:
+        self.role.fix(header)
+
+    @property
+    def missing(self) -> frozenset[ClientId]:
+        return frozenset(c for c in self.role.expected if not isinstance(c, str))
+
+    @property
+    def total(self) -> Words | None:
+        opened = self.role.opened
+        return None if opened is None else opened.total
+
+    def retire(self, reason: str) -> None:
+        self.role.retire(reason)
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupProgress:
+    """Where a group is; `number` counts its epochs, `updates` those of updates in this period."""
+
+    number: int = 0
+    period: int = 1
+    updates: int = 0
+    failures: int = 0
+    """In a row: unions that did not decode, or sums that were out of bounds."""
+    union: Kept[UnionOpened] | None = field(default=None, repr=False)
+    open: OpenEpoch | None = None
+    retired: str = ""
+
+
+AS_USUAL: Final = EpochRules()
+
+
+class GroupEpochs:
+    """One group: which epoch is open, what members are given, and what came of it."""
+
+    def __init__(
+        self, plan: Plan, group: FixedGroup, vectors: Vectors, rules: EpochRules = AS_USUAL
+    ) -> None:
+        """`plan` is the federation's; the agreement within the group follows from it."""
+        self.plan, self.group, self.vectors = plan.group_plan, group, vectors
+        self.rules = rules
+        self.at = GroupProgress()
+        self._noise = resolve(self.plan).noise
+
+    # --- what is due ----------------------------------------------------------------------------
+
+    @property
+    def next_kind(self) -> EpochKind:
+        """Of the epoch that is open, or will be."""
+        if self.at.open is not None:
+            return self.at.open.header.kind
+        return EpochKind.UNION if self._needs_union else EpochKind.UPDATE
+
+    @property
+    def _needs_union(self) -> bool:
+        return self.plan.has_union and self.at.union is None
+
+    @property
+    def due(self) -> frozenset[ClientId]:
+        """Members that have not delivered the epoch that is open, or will be."""
+        if self.at.retired:
+            return frozenset()
+        if self.at.open is None:
+            return frozenset(self.group.members)
+        return self.vectors.missing
+
+    @property
+    def begun(self) -> bool:
+        """Whether somebody has delivered already."""
+        return self.at.open is not None and len(self.due) < self.group.size
+
+    def opened(self, model: ServerModel, round_id: RoundId) -> OpenEpoch:
+        """The epoch that is open; if none is, the next is fixed now, from this model."""
+        if self.at.retired:
+            raise MisuseError(f"group {self.group.number} is retired: {self.at.retired}")
+        if self.at.open is None:
+            self.at.open = self._fixed(model, round_id)
+            self.vectors.fix(self.at.open.header)
+        return self.at.open
+
+    def _fixed(self, model: ServerModel, round_id: RoundId) -> OpenEpoch:
+        at, plan = self.at, self.plan
+        record = PeriodRecord(period=at.period, cutoff=0)
+        inputs = {"record": wire.digest(record)}
+        if self._needs_union:
+            encoding = plan.union_encoding(RoundId(at.number + 1))
+            kind, ring, length, base = EpochKind.UNION, encoding.group, encoding.length, None
+        else:
+            layout = self._layout(model)
+            kind, ring, length = EpochKind.UPDATE, layout.ring, layout.length
+            rows = layout.union or None
+            sent = SentModel(plan, model.dense, model.tables, lambda: layout.union)
+            base = Kept.of(sent.download(round_id, rows))
+            inputs["base"] = base.digest
+            if at.union is not None:
+                inputs["union"] = at.union.digest
+        header = EpochHeader(
+            period=at.period,
+            kind=kind,
+            epoch=at.number + 1,
+            ring=ring,
+            length=length,
+            inputs=inputs,
+        )
+        return OpenEpoch(header=header, record=record, union=at.union, base=base)
+
+    def _layout(self, model: ServerModel) -> UpdateLayout:
+        return UpdateLayout(self.plan, self._union_rows(model))
+
+    def _union_rows(self, model: ServerModel) -> Mapping[str, Ids]:
+        if self.at.union is None:
+            return {}
+        return select.union_rows(self.plan, self.at.union.message, model.derived)
+
+    # --- what came of it ------------------------------------------------------------------------
+
+    @property
+    def full(self) -> bool:
+        """Whether everybody has delivered, and the sum waits to be taken."""
+        return not self.at.retired and self.at.open is not None and self.vectors.total is not None
+
+    def take(self, model: ServerModel, noise: Secret) -> RoundResult | None:
+        """What a full epoch came to: means, or None of a union. Once: the next may be fixed then.
+
+        What a trusted server adds to a sum follows from `noise`.
+        """
+        total, at = self.vectors.total, self.at
+        if total is None or at.open is None:
+            raise MisuseError(f"group {self.group.number}: not all members have delivered")
+        header, at.open, at.number = at.open.header, None, at.number + 1
+        if header.kind is EpochKind.UNION:
+            self._take_union(total, header)
+            return None
+        layout = self._layout(model)
+        opened = layout.summed(total, self.group.members)
+        opened = self._noise.on_sum(opened, noise, RoundId(header.epoch))
+        result = encode.means(self.plan, opened, union=layout.union)
+        if result.out_of_bounds:
+            self._failed(OUTSIDE)
+            return replace(result, tables={})
+        at.failures = 0
+        at.updates += 1
+        if self.rules.period and at.updates >= self.rules.period:
+            at.period, at.updates, at.union = at.period + 1, 0, None
+        return result
+
+    def _take_union(self, total: Words, header: EpochHeader) -> None:
+        decoded = self.plan.union_encoding(RoundId(header.epoch)).decode(total)
+        if decoded.residual:
+            self._failed(UNDECODED)
+            return
+        message = select.opened_union(self.plan, RoundId(header.epoch), decoded.ids)
+        self.at.union, self.at.failures = Kept.of(message), 0
+
+    def _failed(self, reason: str) -> None:
+        self.at.failures += 1
+        if self.at.failures >= self.rules.retire_after:
+            self.retire(reason)
+
+    def retire(self, reason: str) -> None:
+        """For good: nothing of an open epoch is used, and nobody is regrouped."""
+        self.vectors.retire(reason)
+        self.at.retired, self.at.open = reason, None
