@@ -4,6 +4,7 @@ scheme.py        who is trusted with what
 sections.py      a record for each section of the file; dp.py has that of [dp]
 noisy_vector.py  the integers that a client sends where noise is on the sum
 checks.py        rules between sections
+defaults.py      what a task fills in where a plan leaves it open; needs PyTorch
 plan.py          the whole agreement and what follows from it
 toml.py          text to plan and back; what binds keys and signatures to a plan
 reference.py     keys with their texts, a plan with comments, the page of all keys

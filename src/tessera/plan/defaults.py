@@ -1,0 +1,378 @@
+"""Defaults: what a task fills in where a plan leaves it open, as one table, with its reasons.
+
+`filled_in` walks the table from top to bottom: a key that the plan leaves open takes the value of
+the first of its lines that applies. `with_defaults` writes the values into the plan, all at once.
+What has to be computed from the whole, the least noise that keeps a budget, comes after it
+(`Noise.calibrated` in `rounds/noise_account.py`). What a plan cannot be with its task is refused
+here, too, before anything is filled in: rules that need no task are in `checks.py`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from torch import nn
+
+from tessera.errors import ConfigError
+from tessera.learning.averaging import Average, ServerStep
+from tessera.learning.bound_model import BoundModel
+from tessera.learning.compression import TopBy, shapes_text
+from tessera.learning.training.row_cut import aimed_at
+from tessera.learning.training.settings import LocalTraining
+from tessera.plan.dp import SETUP_SHARE, DPPlan, NoisyRows, trained_with
+from tessera.plan.plan import Plan
+from tessera.plan.sections import TablePlan, UnionPlan
+from tessera.plan.toml import toml_value
+from tessera.privacy.dp.guarantee import Unit
+from tessera.tasks.task import Recommended, Task
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """What defaults follow from: the plan as it was given, the task, and the task's model.
+
+    Values that go with some plans only are None with the others.
+    """
+
+    plan: Plan
+    task: Task
+
+    @cached_property
+    def module(self) -> nn.Module:
+        return self.task.build(self.plan.seed)
+
+    @cached_property
+    def bound(self) -> BoundModel:
+        return self.task.bind(self.module)
+
+    @property
+    def good(self) -> Recommended:
+        return self.task.recommended
+
+    @property
+    def tables(self) -> tuple[TablePlan, ...]:
+        """Those that are shared."""
+        return tuple(
+            TablePlan(name=t.name, rows=t.rows, width=t.width, derived_from=t.derived_from or "")
+            for t in self.bound.tables
+            if not t.local
+        )
+
+    @property
+    def shapes(self) -> str:
+        """Of the dense part's tensors."""
+        return shapes_text([shape for _, shape in self.bound.dense])
+
+    @property
+    def in_steps(self) -> Settings | None:
+        """Where a learner of the task's own adds noise to its steps."""
+        dp, training = self.plan.dp, self.good.per_person
+        if dp is None or not dp.by_batches or self.task.noisy_learner is None or training is None:
+            return None
+        return self._settings(training, ServerStep(), 0.0)
+
+    @property
+    def on_updates(self) -> Settings | None:
+        """Where noise is on a client's update as a whole."""
+        dp, private = self.plan.dp, self.good.private
+        if dp is None or dp.by_examples or private is None:
+            return None
+        return self._settings(private.training, private.server, 0.0)
+
+    @property
+    def recommended(self) -> Settings:
+        """A smaller cohort counts less of a row, and gets its part of the shrinkage."""
+        good, clients = self.good, self.task.data.clients
+        part = min(self.plan.cohort, clients) / clients
+        return self._settings(good.training, good.server, good.shrinkage * part)
+
+    def _settings(self, training: LocalTraining, server: ServerStep, shrinkage: float) -> Settings:
+        """With what the plan gives of the two sections, less what does not go with its noise."""
+        given = self.plan.partial
+        return Settings(
+            replace(trained_with(self.plan.dp, training), **given.get("training", {})),
+            replace(server, **{"shrinkage": shrinkage, **given.get("server", {})}),
+        )
+
+    @property
+    def noisy_clip(self) -> float | None:
+        dp = self.plan.dp
+        return None if dp is None else max(1.0, dp.clip)
+
+    @property
+    def noisy_average(self) -> Average | None:
+        """Where selected rows or secret cohorts decide what sums are divided by."""
+        selects = self.plan.dp is not None and self.plan.dp.rows is NoisyRows.SELECTED
+        return Average.EXAMPLES if selects or self.plan.drawn_in_secret else None
+
+    @property
+    def setup_share(self) -> float | None:
+        """Where a sum over everybody comes before the first round, with noise per user."""
+        dp, setup = self.plan.dp, self.task.setup
+        if dp is None or dp.unit is not Unit.USER or setup is None or not setup.sums:
+            return None
+        return SETUP_SHARE
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How clients train, and how the server steps: they go together."""
+
+    training: LocalTraining
+    server: ServerStep
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Default:
+    """One line: what a key takes that the plan leaves open, unless this line has nothing for it."""
+
+    key: str
+    """As `section.key`, or a whole section."""
+    open: Callable[[Plan], bool]
+    """Whether the plan leaves it open."""
+    value: Callable[[TaskFacts], Any]
+    """None where the line does not apply."""
+    because: str
+
+
+MODEL: Final = "the task's model"
+GOOD: Final = "recommended with the task"
+ON_UPDATES: Final = "recommended with the task for noise on whole updates"
+IN_STEPS: Final = "recommended with the task for noise in the steps of its own learner"
+BARE: Final = "under noise a client sends its change, and not times its examples"
+
+
+def _no_model(plan: Plan) -> bool:
+    return not plan.is_complete
+
+
+def _by_tensors(plan: Plan) -> bool:
+    return plan.selects and plan.update.top_by is TopBy.ROW
+
+
+def _no_training(plan: Plan) -> bool:
+    return plan.training is None
+
+
+def _no_server(plan: Plan) -> bool:
+    return plan.server is None
+
+
+def _no_clip(plan: Plan) -> bool:
+    return not plan.update.clip
+
+
+def _no_clips(plan: Plan) -> bool:
+    return not plan.update.dense_clip and not plan.update.clip  # that of rows is for both
+
+
+def _no_average(plan: Plan) -> bool:
+    return plan.update.average is Average.AUTO
+
+
+def _no_cap(plan: Plan) -> bool:
+    return plan.union.max_rows == UnionPlan().max_rows
+
+
+def _no_setup_share(plan: Plan) -> bool:
+    return plan.dp is not None and not plan.dp.setup
+
+
+DEFAULTS: Final = (
+    Default("tables", _no_model, lambda f: f.tables, MODEL),
+    Default("model.dense", _no_model, lambda f: f.bound.dense_size, MODEL),
+    Default("model.shapes", _by_tensors, lambda f: f.shapes, "a selection goes by their rows"),
+    Default("training", _no_training, lambda f: f.in_steps and f.in_steps.training, IN_STEPS),
+    Default("training", _no_training, lambda f: f.on_updates and f.on_updates.training, ON_UPDATES),
+    Default("training", _no_training, lambda f: f.recommended.training, GOOD),
+    Default("server", _no_server, lambda f: f.in_steps and f.in_steps.server, IN_STEPS),
+    Default("server", _no_server, lambda f: f.on_updates and f.on_updates.server, ON_UPDATES),
+    Default("server", _no_server, lambda f: f.recommended.server, GOOD),
+    Default("update.clip", _no_clip, lambda f: f.noisy_clip, BARE),
+    Default("update.clip", _no_clip, lambda f: f.good.clip, GOOD),
+    Default("update.dense_clip", _no_clips, lambda f: f.noisy_clip, BARE),
+    Default("update.dense_clip", _no_clips, lambda f: f.good.dense_clip, GOOD),
+    Default(
+        "update.average",
+        _no_average,
+        lambda f: f.noisy_average,
+        "what sums are divided by follows from [dp]",
+    ),
+    Default("update.average", _no_average, lambda f: f.good.average, GOOD),
+    Default("union.max_rows", _no_cap, lambda f: f.good.max_rows, GOOD),
+    Default(
+        "dp.setup",
+        _no_setup_share,
+        lambda f: f.setup_share,
+        "the task sums over all clients before the first round, and the sum takes its share",
+    ),
+)
+"""What is filled in, in this order; of several lines for a key, the first that applies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A key that was left open, what a task has made of it, and why."""
+
+    key: str
+    value: Any
+    because: str
+
+    @property
+    def text(self) -> str:
+        """The value in a line: of a section what is not as it is by default."""
+        if isinstance(self.value, tuple):
+            return ", ".join(table.name for table in self.value)
+        if not is_dataclass(self.value):
+            return toml_value(self.value)
+        kinds = [(f, getattr(self.value, f.name)) for f in fields(self.value)]
+        said = [
+            f"{f.name} = {toml_value(now)}"
+            for f, now in kinds
+            if f.default is MISSING or now != f.default
+        ]
+        return ", ".join(said) or "as by default"
+
+
+def filled_in(plan: Plan, task: Task) -> list[Filled]:
+    """What the task gives to the plan; a `ConfigError` if the two do not go together."""
+    facts = TaskFacts(plan, task)
+    check_task(facts)
+    found: dict[str, Filled] = {}
+    for line in DEFAULTS:
+        if line.key in found or not line.open(plan):
+            continue
+        value = line.value(facts)
+        if value is not None:
+            found[line.key] = Filled(line.key, value, line.because)
+    return list(found.values())
+
+
+def with_defaults(plan: Plan, filled: Iterable[Filled]) -> Plan:
+    """The plan with these values, in one step: halfway it might be refused."""
+    whole: dict[str, Any] = {"partial": {}}
+    parts: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+    for one in filled:
+        section, _, key = one.key.partition(".")
+        if key:
+            parts[section][key] = one.value
+        else:
+            whole[section] = one.value
+    sections = {name: replace(getattr(plan, name), **keys) for name, keys in parts.items()}
+    return replace(plan, **whole, **sections)
+
+
+# --- what a plan cannot be with its task ----------------------------------------------------------
+
+
+def check_task(facts: TaskFacts) -> None:
+    """Refuse another model, and what would not hold with this task of what the plan promises."""
+    plan, task, bound = facts.plan, facts.task, facts.bound
+    if plan.is_complete and (plan.tables, plan.model.dense) != (facts.tables, bound.dense_size):
+        raise ConfigError(
+            f"plan: its tables and dense part are not those of task {task.name!r}",
+            hint="leave [[table]] and dense out: the task knows them",
+        )
+    if plan.dp is not None:
+        check_dictionary(plan.dp, task)
+        if plan.dp.by_examples:
+            check_home(plan.dp, task)
+            check_examples(plan.dp, facts)
+    if plan.grouped:
+        check_shared_rows(task, bound)
+
+
+def check_dictionary(section: DPPlan, task: Task) -> None:
+    """Refuse to select among rows that follow from the data."""
+    if section.rows is NoisyRows.SELECTED and not task.data.public_rows:
+        raise ConfigError(
+            f'[dp] rows = "selected" over a dictionary that is made of the data of {task.name!r}: '
+            "which rows there are would show who holds them",
+            hint='[task] dictionary = FILE with a public list of items, or ids = "hash"',
+        )
+
+
+def check_home(section: DPPlan, task: Task) -> None:
+    """Refuse state at home that would carry what noise is to hide past the noise.
+
+    Per example nothing may stay that is not trained under noise; per person what belongs to one
+    person may, as it comes and goes with the person.
+    """
+    own, unit = task.setup is not None and task.setup.keeps, section.unit.value
+    several = task.data.train.subjects is not None
+    if section.unit in ("index", "item") and (own or task.learner is not None):
+        what = "fit masks" if own else "do not train by gradient descent"
+        raise ConfigError(
+            f"[dp] unit = {unit!r} with task {task.name!r}, whose clients {what}: what "
+            "they keep would carry one example into all later updates",
+            hint='use unit = "user" or "subject", or a task that trains by batches',
+        )
+    if own and several:
+        raise ConfigError(
+            f"[dp] unit = {unit!r} with task {task.name!r}, whose clients fit masks to the "
+            "data of several people: a mask carries one person into the updates of the others",
+            hint='leave mask out, or use unit = "user"',
+        )
+    if task.learner is not None and task.noisy_learner is None:
+        raise ConfigError(
+            f"[dp] unit = {unit!r} with task {task.name!r}, whose clients do not train by "
+            "gradient descent: no step of theirs is clipped per person",
+            hint='use unit = "user": where a client is one person it protects the same',
+        )
+
+
+def check_examples(section: DPPlan, facts: TaskFacts) -> None:
+    """Refuse what would let one example, person or row move more than the noise is for."""
+    unit, softmax = f"[dp] unit = {section.unit.value!r}", facts.bound.candidates
+    if softmax is not None:
+        raise ConfigError(
+            f"{unit} with a softmax over table {softmax.root!r}: every example moves "
+            "every row, and noisy steps are over the rows of single examples",
+            hint='use unit = "user"',
+        )
+    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p for m in facts.module.modules()):
+        raise ConfigError(
+            f"{unit} with dropout: which units are left out goes by the "
+            "place of an example among the others, so that one more moves all after it",
+            hint="a model without dropout; noise keeps it from overfitting",
+        )
+    if section.per_row:
+        _check_index(facts.task, facts.bound)
+
+
+def _check_index(task: Task, bound: BoundModel) -> None:
+    """Refuse what would let a row of a client's data move more than its examples."""
+    aimed_at(bound.fetched_fields(task.data.train.take(slice(0, 1))), 1)
+    if task.architecture is not None and task.architecture.get("rate"):
+        raise ConfigError(
+            f'[dp] unit = "index" with task {task.name!r}, whose examples have the client\'s own '
+            "click rate: it changes with every row the client has met",
+            hint='[task] model = "biased", or another model without the rate',
+        )
+
+
+def check_shared_rows(task: Task, bound: BoundModel) -> None:
+    """Refuse a shared table with a row for each client, where a fixed group is to hide holders.
+
+    Such a row says whose it is. Its values are in the model, and the updates of all other rows that
+    its client holds follow from them: whoever compares finds the holder of each.
+    """
+    whose = np.repeat(np.arange(task.data.clients), np.diff(task.data.offsets))
+    for table in bound.tables:
+        roots = () if table.local or table.derived_from else table.fields
+        columns = [task.data.train[name] for name in roots]
+        if any(column.ndim == 1 and np.array_equal(column, whose) for column in columns):
+            raise ConfigError(
+                f'level = "groups" with table {table.name!r}, which has a row for each client: '
+                "its group would not hide which rows the client holds",
+                hint="leave share_users out (in a task of one's own, declare the table as Local), "
+                "or name another level",
+            )
