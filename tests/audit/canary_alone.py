@@ -8,12 +8,15 @@ from typing import Final
 
 import numpy as np
 
-from tessera.audit.canaries import Guessing, Mask, Values, likelihood_ratios
 from tessera.audit.canary_training import (
     FIELD,
     SLOPE,
+    Guessing,
     MakeLearner,
+    Mask,
+    Values,
     flipped,
+    likelihood_ratios,
     real_learner,
     trained,
 )

@@ -19,10 +19,9 @@ from tessera.privacy.index.response import IndexPrivacy
 from tessera.rounds.local_state import LocalState
 from tessera.runs.folder import TRUTH, VIEWS, RunFolder
 from tessera.runs.truth import write_truth
-from tessera.simulation.cohort_training import one_by_one
 from tessera.simulation.faults import Drop, Fault, FaultScript
 from tessera.simulation.federation import Federation
-from tessera.simulation.subcohort import Participant
+from tessera.simulation.subcohort import Participant, one_by_one
 from tessera.simulation.views import StreamedViews
 
 WIDTH = 3

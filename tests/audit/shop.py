@@ -22,14 +22,13 @@ from tessera.learning.tables.submodel import ModelUpdate, Submodel
 from tessera.plan import Plan, PrivacyPlan, Scheme, SimulationPlan, TaskPlan, UnionPlan
 from tessera.plan.sections import GROUPS
 from tessera.rounds.events import RoundAbort, RoundFinished
-from tessera.rounds.ideal import RoundTrainer
 from tessera.rounds.words import RoundResult
 from tessera.runs import training as engine
 from tessera.runs.held import rows_of_clients
 from tessera.runs.training import Training, complete
 from tessera.simulation.faults import Drop
 from tessera.simulation.federation import Federation
-from tessera.simulation.subcohort import Subcohort
+from tessera.simulation.subcohort import RoundTrainer, Subcohort
 from tessera.simulation.views import RoundViews
 from tessera.tasks import Task
 

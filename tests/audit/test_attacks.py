@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.audit.answers import History, Ratio, RevealedSets, log_ratio
+from tessera.audit.answers import History, Ratio, RevealedSets
 from tessera.audit.intersect import Attended, pinned
 from tessera.audit.row_counts import HolderCounts, sole_holder
 from tessera.ids import ClientId
@@ -22,6 +22,7 @@ from tessera.privacy.index.exposure import (
     late_dropout,
     left_behind,
 )
+from tessera.privacy.index.posterior import SURE, log_ratio_table
 from tessera.privacy.index.response import LEVELS
 
 NAMES = ("cpp2", "cpp3", "cpp4")
@@ -67,8 +68,8 @@ def test_what_is_pinned_on_a_client_it_did_put_in(
 def test_no_answers_say_more_than_the_level_and_the_plainest_say_as_much(
     name: str, answers: int
 ) -> None:
-    ratios = [abs(log_ratio(LEVELS[name], answers, yes)) for yes in range(answers + 1)]
-    assert max(ratios) == pytest.approx(epsilon_after(LEVELS[name], answers))
+    ratios = np.abs(log_ratio_table(LEVELS[name], answers)[answers]).tolist()
+    assert max(ratios) == pytest.approx(min(SURE, epsilon_after(LEVELS[name], answers)))
     assert max(ratios) == pytest.approx(max(ratios[0], ratios[-1]))
 
 
@@ -113,9 +114,9 @@ def test_a_claim_is_averaged_over_rows_and_not_over_rounds() -> None:
     counts = HolderCounts()
     counts.add(4, np.array([0, 1, 1, 1]))
     counts.add(2, np.array([2]))
-    mean = counts.claim(lambda cohort: float(cohort.clients), min_group=1, dropout=0.0)
+    mean = counts.claim(lambda cohort: float(cohort.clients), min_group=1)
     assert mean == (3 * 4 + 1 * 2) / 4
-    assert HolderCounts().claim(lambda _: 1.0, min_group=1, dropout=0.0) == 0.0
+    assert HolderCounts().claim(lambda _: 1.0, min_group=1) == 0.0
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tessera.audit.canaries import Guessing, likelihood_ratios, lower_bound, p_value
+from tessera.audit.canary_training import Guessing, likelihood_ratios, lower_bound, p_value
 from tessera.errors import MisuseError
 from tessera.privacy.dp.accounting import epsilon as epsilon_of
 from tessera.privacy.dp.guarantee import Adjacency

@@ -10,9 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.audit.canaries import Guessing
 from tessera.audit.canary_findings import canary_findings, left_to
-from tessera.audit.canary_training import claimed, observe_in_sums
+from tessera.audit.canary_training import Guessing, claimed, observe_in_sums
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.plan import DPPlan, ModelPlan, Plan, SimulationPlan, TablePlan, Trust
 from tessera.privacy.dp.guarantee import Observer

@@ -13,10 +13,10 @@ import pytest
 from torch import nn
 
 from audit.canary_alone import observe_alone
-from tessera.audit.canaries import Guessing
 from tessera.audit.canary_training import (
     FIELD,
     TRAINING,
+    Guessing,
     MakeLearner,
     as_it_is,
     claimed,
@@ -26,9 +26,8 @@ from tessera.audit.canary_training import (
     steep_loss,
     trained,
 )
-from tessera.crypto.coins import CoinStream
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.crypto.prg import Label, Stream
+from tessera.crypto.prg import CoinStream, Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.data.examples import SUBJECT as PERSON
 from tessera.data.examples import Examples

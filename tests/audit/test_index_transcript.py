@@ -4,7 +4,7 @@ Every client of a small shop has one row that a fair coin left in its examples o
 The attacker sees what a round opens, knows all data but the coins, every client's secret of the
 round (so its cut), and everybody's update; and scores each client's row by the *other* rows and the
 dense part, over all rounds. Guesses about all of them bound epsilon from below
-(`audit/canaries.py`), at 99 %.
+(`audit/canary_training.py`), at 99 %.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from runs import toy
-from tessera.audit.canaries import Guessing
+from tessera.audit.canary_training import Guessing
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.examples import NONE, ClientData, Examples
 from tessera.data.taobao_like import taobao_like

@@ -37,8 +37,9 @@ from tessera.rounds import noise as kinds
 from tessera.rounds import schemes
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.noise import noise_of
-from tessera.rounds.roles import ClientParty, StoredRole, roles_of
-from tessera.runs.run_root import ROOT
+from tessera.rounds.role_setup import ClientRoundSetup, StoredRole
+from tessera.rounds.roles import client_role
+from tessera.runs.folder import ROOT
 from tessera.runs.training import Training, complete
 from tessera.simulation import views
 from tessera.simulation.faults import Drop, Fault, dropout_places
@@ -96,21 +97,25 @@ class RestartingParties(Federation):
         self.signing = super()._signers(part)
         return self.signing
 
-    def _client(self, drawn: Any, part: Any, name: ClientId, signers: Any) -> Any:
+    def _client(
+        self, drawn: Any, part: Any, name: ClientId, signers: Any, ideal: Any = None
+    ) -> Any:
         def wake(stored: StoredRole) -> Any:
-            party = ClientParty(
+            setup = ClientRoundSetup(
+                plan=part.plan,
+                round_id=drawn.round_id,
+                party=name,
                 local=self.participants[part.named[name]].local,
                 entropy=SystemEntropy(),
                 identity=signers[name],
                 servers=None if self.two_server is None else self.two_server.servers,
             )
-            roles = roles_of(part.plan)
-            return roles.client(part.plan, drawn.round_id, name, party, stored)
+            return client_role(setup, stored)
 
-        return Restarting(super()._client(drawn, part, name, signers), wake)
+        return Restarting(super()._client(drawn, part, name, signers, ideal), wake)
 
-    def _subcohort(self, drawn: Any, part: Any, faults: Any) -> Any:
-        made = super()._subcohort(drawn, part, faults)
+    def _subcohort(self, drawn: Any, part: Any, faults: Any, *, ideal: bool) -> Any:
+        made = super()._subcohort(drawn, part, faults, ideal=ideal)
         one = self.signing[next(iter(part.named))]
         made.server = Restarting(
             made.server, lambda stored: self.course.server(drawn, part, one, stored)

@@ -16,7 +16,9 @@ from tessera.audit.finding import Finding, Verdict
 from tessera.audit.record import Record
 from tessera.audit.suite import report
 from tessera.audit.two_server_view import helper_view, leader_view
+from tessera.ids import TableId
 from tessera.plan import TwoServerPlan
+from tessera.protocols.two_server.messages import Purpose
 from tessera.rounds import encode
 
 PLACES = "places selected: a real row told from another, by the {}"
@@ -63,14 +65,18 @@ def test_both_servers_together_read_them(tmp_path, monkeypatch):
         theirs = helper_view(record.plan, round_id, helpers, record.box_key, {})
         places = two_server_view.selected_places(ours, theirs)
         assert sorted(p.tolist() for p in places.values()) == sorted(told[int(round_id)])
-    both = {v.whose: v for v in (ours, theirs)}
+    (spec,) = two_server_view.cuts_of(ours)
+    whose = {}
+    for client in ours.received[Purpose.WRITE]:
+        _, _, own = ours.keys(client, Purpose.WRITE, TableId(spec.table))
+        whose[own.trees.key] = client
 
-    def together(layout, public, seed, context, table, whose, rows):
-        spec = next(s for s in ours.params.tables if s.table == table)
-        shares = [two_server_view.shares_at(v, spec, context.client, rows) for v in both.values()]
+    def together(layout, own, rows):
+        client = whose[own.trees.key]
+        shares = [two_server_view.shares_at(v, spec, client, rows) for v in (ours, theirs)]
         return np.abs(ours.params.group.add(*shares).astype(float)).sum(axis=1)
 
-    monkeypatch.setattr(two_server, "_share", together)
+    monkeypatch.setattr(two_server, "evaluated", together)
     attack = two_server.TwoServerAttacks(record.plan, record.truth)
     attack.take(replace(ours, selected=places))
     finding = next(f for f in attack.findings() if f.name == PLACES.format("leader"))

@@ -21,7 +21,6 @@ from tessera.audit.two_server import ABSENT, REKEYED
 from tessera.audit.two_server_view import helper_view, leader_view
 from tessera.cli import main as cli
 from tessera.crypto import dpf
-from tessera.crypto.secret import Secret
 from tessera.ids import HELPER, SERVER, ClientId
 from tessera.plan import Plan, Scheme, TwoServerPlan
 from tessera.runs.folder import HELPER_KEY, TRUTH, VIEWS, RunFolder
@@ -119,25 +118,20 @@ def test_two_servers_together_read_every_row(folder, monkeypatch):
     """The same attack with both shares: it can win, so that failing means something."""
     kept = {}
 
-    def together(layout, public, seed, subject, table, whose, rows):
-        report_id = subject.table_id(table)
-        if whose == "leader":
-            kept[report_id] = seed
+    def together(layout, own, rows):
+        if own.party == 0:
+            kept[own.trees.key] = own
             return np.zeros(len(rows))
         bins, places = layout.table.chosen[rows], layout.table.positions[rows]
         shares = [
-            dpf.evaluate_points(
-                dpf.ServerKeys.of(public, Secret(one), party=party, report_id=report_id),
-                bins.reshape(-1),
-                places.reshape(-1),
-            )
-            for party, one in enumerate((kept[report_id], seed))
+            dpf.evaluate_points(one, bins.reshape(-1), places.reshape(-1))
+            for one in (kept[own.trees.key], own)
         ]
         group = layout.forest.values.group
         both = shares[0] ^ shares[1] if group is None else group.add(*shares)
-        return (both.reshape(len(rows), -1) != 0).mean(axis=1)
+        return both.reshape(len(rows), -1) != 0
 
-    monkeypatch.setattr(two_server, "_share", together)
+    monkeypatch.setattr(two_server, "evaluated", together)
     outcome = found(folder)
     for name in (READ, WRITTEN, NAMED):
         finding = outcome[name.format("helper")]

@@ -1,12 +1,14 @@
 """Answers: what a client's revealed sets say about its rows, within a period.
 
 Two attacks: *inference*, which rows a client has, from all the sets it revealed; and *flips*, a
-permanent answer that changes. `History` counts answers for these and for sole holders.
+permanent answer that changes. `History` counts answers for these and for sole holders, and
+`PeriodAttack` is what all attacks do that look at each period by itself.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,14 +17,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.audit.attack import Attack, scored
 from tessera.audit.finding import LEVEL, ClusteredTrials, Finding, FindingUnit, wilson
-from tessera.audit.record import RoundView, Shown, Truth
+from tessera.audit.record import RoundView, Truth
 from tessera.ids import ClientId
-from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
 from tessera.privacy.index import exposure
-from tessera.privacy.index.response import IndexPrivacy
+from tessera.privacy.index.posterior import log_ratio_table
 
 Counts = npt.NDArray[np.int64]
 
@@ -74,20 +75,39 @@ class History:
         return at, columns
 
 
-def log_ratio(privacy: IndexPrivacy, answers: int, yes: int) -> float:
-    """log P(answers | real) / P(answers | not), for `yes` out of `answers`; may be infinite."""
+@dataclass(slots=True)
+class PeriodAttack(ABC):
+    """Looks at each period by itself: rounds are kept by `_add` until `_finish` scores them."""
 
-    def chance(p: float) -> float:
-        after_yes = _times(yes, privacy.p3) + _times(answers - yes, 1.0 - privacy.p3)
-        after_no = _times(yes, privacy.p4) + _times(answers - yes, 1.0 - privacy.p4)
-        return float(np.logaddexp(exposure.log(p) + after_yes, exposure.log(1.0 - p) + after_no))
+    plan: Plan
+    truth: Truth = field(repr=False)
+    _period: int = field(default=-1, init=False)
 
-    real, other = chance(privacy.p1), chance(privacy.p2)
-    return 0.0 if real == other else real - other  # equal infinities: nobody answers so
+    def take(self, view: RoundView) -> None:
+        period = self._period_of(view)
+        if period != self._period:
+            self._finish()
+            self._period = period
+        self._add(view)
 
+    def findings(self) -> list[Finding]:
+        self._finish()
+        return self._found()
 
-def _times(count: int, probability: float) -> float:
-    return count * exposure.log(probability) if count else 0.0
+    def _period_of(self, view: RoundView) -> int:
+        return view.period
+
+    @abstractmethod
+    def _add(self, view: RoundView) -> None:
+        """Keep what is needed of one more round of the period."""
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Score the period, and forget its rounds."""
+
+    @abstractmethod
+    def _found(self) -> list[Finding]:
+        """What came out of all periods."""
 
 
 # --- inference ------------------------------------------------------------------------------------
@@ -107,7 +127,7 @@ class _Counted:
 
 
 @dataclass(slots=True)
-class Inference:
+class Inference(PeriodAttack):
     """Which rows a client has: the likelihood ratios that its revealed sets really have.
 
     After k rounds the server has k answers about each row of the union. The worst that randomised
@@ -119,53 +139,44 @@ class Inference:
     whatever k.
     """
 
-    plan: Plan
-    truth: Truth = field(repr=False)
-    _period: int = -1
     _rounds: list[RevealedSets] = field(default_factory=list)
     _counted: dict[tuple[int, bool], _Counted] = field(default_factory=dict)
 
-    def take(self, view: RoundView) -> None:
-        if view.period != self._period:
-            self._finish()
-            self._period = view.period
+    def _add(self, view: RoundView) -> None:
         if view.revealed:
             self._rounds.append(RevealedSets(view.union, dict(view.revealed)))
 
-    def findings(self) -> list[Finding]:
-        self._finish()
+    def _found(self) -> list[Finding]:
         usable = [k for k in ROUNDS if all(self._rows(k, real) >= ENOUGH for real in (True, False))]
         chosen = [usable[0], usable[-1]] if len(usable) > 1 else usable or [1]
         return [self._finding(k) for k in chosen]
 
     def _finding(self, k: int) -> Finding:
         real, other = (self._counted.get((k, kind), _Counted()) for kind in (True, False))
-        claimed = exposure.epsilon_after(self.plan.privacy.index, k)
+        privacy = self.plan.privacy.index
+        claimed = exposure.epsilon_after(privacy, k)
         of_yes = (real.all_yes, real.rows, other.all_yes, other.rows)
         of_no = (other.all_no, other.rows, real.all_no, real.rows)
         # Which of the two is worse follows from the probabilities; the other counts if it breaks.
-        privacy = self.plan.privacy.index
-        worse = abs(log_ratio(privacy, k, k)) >= abs(log_ratio(privacy, k, 0))
+        ratio = np.abs(log_ratio_table(privacy, k)[k])
+        worse = ratio[k] >= ratio[0]
         chosen, hidden = (of_yes, of_no) if worse else (of_no, of_yes)
         if Ratio.of(*hidden).low > claimed >= Ratio.of(*chosen).low:
             chosen = hidden
-        shown = Ratio.of(*chosen)
 
         def interval(level: float) -> tuple[float, float]:
             ratio = Ratio.of(*chosen, level=level)
             return ratio.low, ratio.high
 
-        return Finding(
-            name=f"inference from {k} revealed set{'s' if k > 1 else ''}",
-            measured=shown.value,
-            low=shown.low,
-            high=shown.high,
+        return Finding.of(
+            f"inference from {k} revealed set{'s' if k > 1 else ''}",
+            Ratio.of(*chosen).value,
+            interval,
             claimed=claimed,
             trials=min(real.rows, other.rows),
             unit=FindingUnit.EPSILON,
             meaning="log-likelihood ratio of the most telling answers, from a client that has the "
             "row and from one that does not; per index, given the union",
-            interval=interval,
         )
 
     def _rows(self, k: int, real: bool) -> int:
@@ -241,7 +252,7 @@ def answers_stay(plan: Plan) -> bool:
 
 
 @dataclass(slots=True)
-class Flips:
+class Flips(PeriodAttack):
     """Permanent answers that were both yes and no in a period, of all that could have been.
 
     Where answers have no instantaneous part (p3 = 1, p4 = 0, or everybody reveals every row) a
@@ -249,23 +260,16 @@ class Flips:
     row was added to the client's set or left it, or that the client does not follow the plan.
     """
 
-    plan: Plan
-    truth: Truth = field(repr=False)
-    _period: int = -1
     _rounds: dict[ClientId, list[tuple[Ids, Ids]]] = field(
         default_factory=lambda: defaultdict(list)
     )
     _flipped: ClusteredTrials = field(default_factory=ClusteredTrials)
 
-    def take(self, view: RoundView) -> None:
-        if view.period != self._period:
-            self._finish()
-            self._period = view.period
+    def _add(self, view: RoundView) -> None:
         for client, rows in view.revealed.items():
             self._rounds[client].append((view.union, rows))
 
-    def findings(self) -> list[Finding]:
-        self._finish()
+    def _found(self) -> list[Finding]:
         if not answers_stay(self.plan):
             return []
         return [
@@ -288,21 +292,3 @@ class Flips:
             changed = (yes < times) & (always | (yes > 0)) & tried
             self._flipped.add(self._period, int(changed.sum()), int(tried.sum()))
         self._rounds.clear()
-
-
-INFERENCE: Final = Attack(
-    name="inference from revealed sets",
-    needs=Shown.ANSWERS,
-    claim="epsilon_after",
-    reads=lambda seen: seen.sums,
-    by=scored(Inference),
-)
-
-
-FLIPS: Final = Attack(
-    name="flips",
-    needs=Shown.ANSWERS,
-    claim="0",
-    reads=lambda seen: seen.sums,
-    by=scored(Flips),
-)

@@ -1,7 +1,7 @@
 """An attack: what a run has to show for it, what is claimed against it, and what it reads.
 
-The table of all attacks is in `suite.py`. To add one is an `Attack` beside the class that carries
-it out, and a line of that table.
+The table of all attacks is in `suite.py`. To add one is a class that carries it out, and a line of
+that table.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar
 
 from tessera.audit.finding import Finding
@@ -37,15 +38,15 @@ class Attacker(Protocol[SeenIn]):
         """What came out, once all rounds are taken."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Attack(Generic[Seen]):
     """One line of the table. `claim`: the most that a plan allows, and what that follows from."""
 
     name: str
     needs: Shown
     claim: str
-    reads: Callable[[RoundSeen], Iterable[Seen]]
     by: Callable[[Record], Attacker[Seen]]
+    reads: Callable[[RoundSeen], Iterable[Seen]] = attrgetter("sums")
 
 
 def scored(make: Callable[[Plan, Truth], Attacker[Seen]]) -> Callable[[Record], Attacker[Seen]]:
@@ -70,11 +71,11 @@ class RoundSeen:
     labels: Labels | None = field(default=None, repr=False)
 
     @cached_property
-    def messages(self) -> list[Any]:
-        """All messages of the server."""
+    def messages(self) -> list[list[Any]]:
+        """All messages of the server, in one list."""
         found = [message for _, message in self.entries]
         senders = (m.sender for m in found if isinstance(m, PlainInput | SparsePlainInput))
-        return self._scored(found, senders, self.truth)
+        return self._scored([found], senders, self.truth)
 
     @cached_property
     def sums(self) -> list[RoundView]:
@@ -101,6 +102,11 @@ class RoundSeen:
         )
         clients = (c for view in found for c in view.received[Purpose.RETRIEVE])
         return self._scored(found, clients, self.truth)
+
+    @property
+    def rating_sums(self) -> list[RatingRound]:
+        """Those of the gradients of ratings that are of a secure sum."""
+        return [one for one in self.ratings if one.total is not None]
 
     @property
     def leader(self) -> list[TwoServerView]:

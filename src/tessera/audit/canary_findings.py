@@ -15,14 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tessera.audit.canaries import Guessing, Mask, Values, likelihood_ratios
 from tessera.audit.canary_training import (
+    Guessing,
+    Mask,
     PrintedCanaries,
     Seen,
     Trains,
+    Values,
     as_it_is,
     claimed,
     flipped,
+    likelihood_ratios,
     observe,
     observe_in_sums,
     observe_merging,

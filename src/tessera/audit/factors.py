@@ -20,7 +20,7 @@ from tessera.audit.record import RoundView
 from tessera.audit.transcript import Bits, Clients
 from tessera.learning.averaging import TableMean
 from tessera.learning.compression import signed
-from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan, TablePlan
 from tessera.privacy.index.posterior import Floats
 

@@ -66,6 +66,12 @@ class Finding:
     level: float = LEVEL  # of the interval
     interval: Interval | None = field(default=None, repr=False, compare=False)
 
+    @classmethod
+    def of(cls, name: str, measured: float, interval: Interval, **facts: Any) -> Finding:
+        """One with its interval at `LEVEL`; `facts` are the other fields."""
+        low, high = interval(LEVEL)
+        return cls(name=name, measured=measured, low=low, high=high, interval=interval, **facts)
+
     def at(self, level: float) -> Finding:
         """The same with an interval at another level."""
         if self.interval is None:
@@ -99,24 +105,13 @@ class Finding:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; a number that JSON does not have is the string "inf", or null."""
-        values = {
-            "name": self.name,
-            "attacker": self.attacker,
-            "unit": self.unit.value,
-            "measured": self.measured,
-            "low": self.low,
-            "high": self.high,
-            "level": self.level,
-            "claimed": self.claimed,
-            "spread": self.spread,
-            "chance": self.chance,
-            "verdict": self.verdict.value,
-            "agrees": self.agrees,
-            "trials": self.trials,
-            "rounds": self.rounds,
-            "meaning": self.meaning,
-        }
-        return {name: _json(value) for name, value in values.items()}
+        return {name: _json(getattr(self, name)) for name in IN_JSON}
+
+
+IN_JSON: Final = (
+    "name attacker unit measured low high level claimed spread chance verdict agrees trials rounds "
+    "meaning"
+).split()
 
 
 def _json(value: Any) -> Any:
@@ -168,38 +163,12 @@ class ClusteredTrials:
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
         return wilson(self.rate, self.trials / self.design_effect, level)
 
-    def finding(
-        self,
-        name: str,
-        *,
-        claimed: float,
-        meaning: str,
-        spread: float = 0.0,
-        chance: float = math.nan,
-    ) -> Finding:
-        low, high = self.interval()
-        return Finding(
-            name=name,
-            measured=self.rate,
-            low=low,
-            high=high,
-            claimed=claimed,
-            trials=self.trials,
-            meaning=meaning,
-            spread=spread,
-            chance=chance,
-            interval=self.interval,
-        )
+    def finding(self, name: str, **facts: Any) -> Finding:
+        """The rate beside a claim; `facts` are the other fields of a finding."""
+        return Finding.of(name, self.rate, self.interval, trials=self.trials, **facts)
 
 
-def average(
-    name: str,
-    values: Sequence[float],
-    *,
-    claimed: float,
-    meaning: str,
-    unit: FindingUnit = FindingUnit.SHARE,
-) -> Finding:
+def average(name: str, values: Sequence[float], **facts: Any) -> Finding:
     """The mean of a figure from 0 to 1 that clients have, NaN aside, and its normal interval."""
     known = [value for value in values if not math.isnan(value)]
     mean = fmean(known) if known else math.nan
@@ -211,18 +180,7 @@ def average(
         half = z * stdev(known) / math.sqrt(len(known))
         return max(0.0, mean - half), min(1.0, mean + half)
 
-    low, high = interval(LEVEL)
-    return Finding(
-        name=name,
-        measured=mean,
-        low=low,
-        high=high,
-        claimed=claimed,
-        trials=len(known),
-        meaning=meaning,
-        unit=unit,
-        interval=interval,
-    )
+    return Finding.of(name, mean, interval, trials=len(known), **facts)
 
 
 def wilson(rate: float, trials: float, level: float = LEVEL) -> tuple[float, float]:

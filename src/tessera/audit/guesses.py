@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 import numpy as np
@@ -239,31 +239,33 @@ class GuessTrials:
         self, name: str, attacker: str, *, meaning: str, claim: str, spread: float = 0.0
     ) -> Iterator[Finding]:
         if not self.right:
-            nothing = ClusteredTrials()
             for what in (BEST_GUESS, CONFIDENT_GUESS):
-                untested = nothing.finding(f"{name}: {what}", claimed=1.0, meaning=meaning)
-                yield replace(untested, attacker=attacker, kind=name)
+                yield ClusteredTrials().finding(
+                    f"{name}: {what}", claimed=1.0, meaning=meaning, attacker=attacker, kind=name
+                )
             return
         right, clients = np.concatenate(self.right), np.concatenate(self.clients)
         most = np.concatenate(self.most)
         mean, chance = float(np.concatenate(self.mean).mean()), np.concatenate(self.chance)
-        whole = self._trials(right, clients).finding(
+        meaning = self._meaning(meaning, len(right), claim)
+        yield self._trials(right, clients).finding(
             f"{name}: {BEST_GUESS}",
             claimed=_rounded(mean),
-            meaning=self._meaning(meaning, len(right), claim),
+            meaning=meaning,
             spread=spread if mean < 1.0 else 0.0,
             chance=float(chance.mean()),
+            attacker=attacker,
+            kind=name,
         )
-        yield replace(whole, attacker=attacker, kind=name)
         at = self._surest(most)
-        claimed = float(most[at].mean()) if at.size else 1.0
-        few = self._trials(right[at], clients[at]).finding(
+        yield self._trials(right[at], clients[at]).finding(
             f"{name}: {CONFIDENT_GUESS}",
-            claimed=_rounded(claimed),
-            meaning=self._meaning(meaning, len(right), claim),
+            claimed=_rounded(float(most[at].mean()) if at.size else 1.0),
+            meaning=meaning,
             chance=float(chance[at].mean()) if at.size else math.nan,
+            attacker=attacker,
+            kind=name,
         )
-        yield replace(few, attacker=attacker, kind=name)
 
     def _surest(self, most: Floats) -> Indices:
         """The most confident guesses; those that everybody's holding makes certain are left out."""

@@ -27,15 +27,14 @@ from typing import Final
 import numpy as np
 
 from tessera.audit import evidence
-from tessera.audit.attack import Attack, scored
 from tessera.audit.evidence import Circle, circles
 from tessera.audit.finding import Finding
 from tessera.audit.guesses import CLIENT, Claims, GuessTrials, HolderClaim, holder_claim
-from tessera.audit.record import RoundView, Shown, Truth
+from tessera.audit.record import RoundView, Truth
 from tessera.audit.transcript import Indices, Meeting, Transcript, common_holders
 from tessera.audit.two_server_view import EITHER, TwoServerView
 from tessera.ids import SERVER, ClientId
-from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
 from tessera.privacy.index.posterior import Floats
 from tessera.rounds import schemes
@@ -163,19 +162,3 @@ def _clusters(circle: Circle, meetings: Sequence[Meeting]) -> Iterator[tuple[Ind
                 alike = together[counts[together] == count]
                 if 1 < len(alike) < len(together):
                     yield alike, who[active[:, alike].all(axis=1)]
-
-
-IDENTIFICATION: Final = Attack(
-    name="identification over all rounds",
-    needs=Shown.SUMS,
-    claim="fixed groups: B; a level of answers: what these alone say; else nothing",
-    reads=lambda seen: seen.sums,
-    by=scored(IdentificationAttacks),
-)
-IDENTIFICATION_BY_SERVERS: Final = Attack(
-    name="identification by either of two servers",
-    needs=Shown.SHARED_ROWS,
-    claim="nothing",
-    reads=lambda seen: seen.leader,
-    by=scored(lambda plan, truth: IdentificationAttacks(plan, truth, attacker=EITHER)),
-)

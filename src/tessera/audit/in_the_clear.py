@@ -14,13 +14,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from tessera.audit.attack import Attack, scored
 from tessera.audit.finding import ClusteredTrials, Finding
-from tessera.audit.record import Shown, Truth
+from tessera.audit.record import Truth
 from tessera.ids import ClientId
-from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
 from tessera.protocols.plain import PlainInput, PlainRows, SparsePlainInput
+from tessera.rounds.words import whole_tables
 
 SELECTED_READ: Final = "places selected: read by the server"
 READ: Final = "in the clear: a client's rows, read by the server"
@@ -75,14 +75,12 @@ class ClearRows:
         else:
             words = plan.ring.zeros(length)
             words[message.places] = plan.ring.unpack(message.dense, len(message.places))
-        found, start = [np.zeros(0, dtype=np.uint64)], plan.model.dense
-        for t in plan.tables:
-            sent, width = plan.sent_rows[t.name], t.width + plan.counts_rows
-            part = words[start : start + len(sent) * width].reshape(len(sent), width)
-            start += len(sent) * width
-            if not t.derived_from:
-                found.append(sent[part.any(axis=1)] + np.uint64(plan.offsets[t.name]))
-        return np.concatenate(found)
+        found = [
+            sent[part.any(axis=1)] + np.uint64(plan.offsets[t.name])
+            for t, sent, part in whole_tables(plan, words)
+            if not t.derived_from
+        ]
+        return np.concatenate([np.zeros(0, dtype=np.uint64), *found])
 
 
 @dataclass(slots=True)
@@ -110,21 +108,3 @@ class OpenSelections:
             "the clear; between two servers neither can tell"
         )
         return [self._read.finding(SELECTED_READ, claimed=1.0, meaning=meaning)]
-
-
-OPEN_SELECTIONS: Final = Attack(
-    name="selected places in the clear",
-    needs=Shown.CLEAR_PLACES,
-    claim="nothing",
-    reads=lambda seen: [seen.messages],
-    by=lambda record: OpenSelections(record.plan),
-)
-
-
-CLEAR_ROWS: Final = Attack(
-    name="rows in the clear",
-    needs=Shown.CLEAR_ROWS,
-    claim="nothing",
-    reads=lambda seen: [seen.messages],
-    by=scored(ClearRows),
-)

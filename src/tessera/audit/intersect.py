@@ -22,12 +22,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.audit.attack import Attack, scored
+from tessera.audit.answers import PeriodAttack
 from tessera.audit.finding import ClusteredTrials, Finding
-from tessera.audit.record import RoundView, Shown, Truth
+from tessera.audit.record import RoundView
 from tessera.ids import ClientId
-from tessera.learning.tables.arrays import Ids
-from tessera.plan import Plan
+from tessera.learning.tables.submodel import Ids
 from tessera.protocols.union.decoys import decoy_count
 
 SET_SPREAD: Final = 0.01
@@ -67,31 +66,25 @@ def pinned(rounds: Sequence[Attended]) -> Iterator[tuple[ClientId, Ids]]:
 
 
 @dataclass(slots=True)
-class Intersection:
+class Intersection(PeriodAttack):
     """The attack within each period, or (`whole_run`) as if the run were one period."""
 
-    plan: Plan
-    truth: Truth = field(repr=False)
     whole_run: bool = False
-    _period: int = -1
     _rounds: list[Attended] = field(default_factory=list)
-    _found: ClusteredTrials = field(default_factory=ClusteredTrials)  # real rows that are pinned
+    _pinned: ClusteredTrials = field(default_factory=ClusteredTrials)  # real rows that are pinned
     _right: ClusteredTrials = field(default_factory=ClusteredTrials)  # pinned rows that are real
 
-    def take(self, view: RoundView) -> None:
-        period = 0 if self.whole_run else view.period
-        if period != self._period:
-            self._finish()
-            self._period = period
+    def _period_of(self, view: RoundView) -> int:
+        return 0 if self.whole_run else view.period
+
+    def _add(self, view: RoundView) -> None:
         if view.in_union:
             self._rounds.append(Attended(view.in_union, view.union))
 
-    def findings(self) -> list[Finding]:
-        self._finish()
-        self._rounds = []
+    def _found(self) -> list[Finding]:
         where = "over the whole run" if self.whole_run else "within a period"
         return [
-            self._found.finding(
+            self._pinned.finding(
                 f"intersection {where}: real rows pinned on their client",
                 claimed=self.pinned_claim,
                 meaning=self._meaning,
@@ -147,24 +140,6 @@ class Intersection:
             hits = int(np.isin(found[client], real).sum())
             # One run, one history: over the whole run clients are all that can differ.
             cluster = int(client) if self.whole_run else self._period
-            self._found.add(cluster, hits, len(real))
+            self._pinned.add(cluster, hits, len(real))
             self._right.add(cluster, hits, len(found[client]))
         self._rounds = []
-
-
-INTERSECTION: Final = Attack(
-    name="intersection of unions within a period",
-    needs=Shown.ANSWERS,
-    claim="0 with one participation a period or fixed groups; s / (s + decoys)",
-    reads=lambda seen: seen.sums,
-    by=scored(Intersection),
-)
-
-
-INTERSECTION_OVER_RUN: Final = Attack(
-    name="intersection of unions over the whole run",
-    needs=Shown.ANSWERS,
-    claim="0 with fixed groups, else nothing",
-    reads=lambda seen: seen.sums,
-    by=scored(lambda plan, truth: Intersection(plan, truth, whole_run=True)),
-)

@@ -20,7 +20,7 @@ from tessera.audit.in_the_clear import ClearRows
 from tessera.audit.record import RoundView, Shown, Truth, decoded, shown
 from tessera.audit.two_server_view import EITHER, TwoServerView
 from tessera.ids import ClientId, RoundId
-from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
 from tessera.privacy.index.posterior import DIGITS, IDENTIFIED, Floats, chance_of_guess
 from tessera.simulation.views import ViewEntry
@@ -65,7 +65,7 @@ class PersonWatch:
             plan=self.plan, round_id=round_id, truth=self._truth, entries=list(decoded(entries))
         )
         if self._clear is not None:
-            self._clear.take(seen.messages)
+            self._clear.take(*seen.messages)
             return
         views: list[RoundView | TwoServerView] = [*seen.leader, *seen.sums]
         for view in views:

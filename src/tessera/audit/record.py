@@ -26,7 +26,7 @@ from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError, PeerError, RoundAborted, WireError
 from tessera.ids import HELPER, SERVER, ClientId, RoundId, StageId, TableId
 from tessera.learning.compression import signed
-from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan, Sharing
 from tessera.protocols.machine import RoundOver
 from tessera.protocols.plain import FROM_CLIENT as IN_THE_CLEAR

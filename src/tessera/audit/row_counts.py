@@ -11,17 +11,16 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from tessera.audit.answers import History, RevealedSets, log_ratio
-from tessera.audit.attack import Attack, scored
+from tessera.audit.answers import History, PeriodAttack, RevealedSets
 from tessera.audit.finding import ClusteredTrials, Finding
-from tessera.audit.record import RoundView, Shown, Truth
+from tessera.audit.record import RoundView, Truth
 from tessera.ids import ClientId, RoundId
-from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
 from tessera.privacy.index import exposure
 from tessera.privacy.index.exposure import (
@@ -33,6 +32,7 @@ from tessera.privacy.index.exposure import (
     expected_rows,
     left_behind,
 )
+from tessera.privacy.index.posterior import Floats, log_ratio_table
 from tessera.privacy.index.response import IndexPrivacy
 from tessera.protocols.union.decoys import decoy_count
 
@@ -42,18 +42,30 @@ class HolderCounts:
     """For each number of clients how many rows have how many holders among them, from 1 up.
 
     Rounds with equal numbers of clients are counted together; what they claim is averaged by how
-    many rows they have.
+    many rows they have, and supposes the share of clients that dropped out.
     """
 
     by_clients: dict[int, Counter[int]] = field(default_factory=dict)
+    present: int = 0
+    gone: int = 0
 
-    def add(self, clients: int, holders: npt.NDArray[np.int64]) -> None:
+    def add(self, clients: int, holders: npt.NDArray[np.int64], *, gone: int = 0) -> None:
         found = self.by_clients.setdefault(clients, Counter())
         found.update(Counter(int(h) for h in holders if h))
+        self.present += clients
+        self.gone += gone
 
-    def claim(self, formula: Callable[[Cohort], float], *, min_group: int, dropout: float) -> float:
+    def take(self, view: RoundView, truth: Truth) -> npt.NDArray[np.int64]:
+        """Count a round's rows by their holders among those who answered; returns these."""
+        asked = sorted(view.revealed)
+        holders: npt.NDArray[np.int64] = view.among(truth, asked).sum(axis=0)
+        self.add(len(asked), holders, gone=len(set(asked) - set(view.survivors)))
+        return holders
+
+    def claim(self, formula: Callable[[Cohort], float], *, min_group: int) -> float:
         """The mean of a formula over all the rows counted; 0 if there are none."""
         total, rows = 0.0, 0
+        dropout = self.gone / self.present if self.present else 0.0
         for clients, found in self.by_clients.items():
             size = found.total()
             if clients < 2 or not size:
@@ -86,7 +98,7 @@ class _Alike:
 
 
 @dataclass(slots=True)
-class LateDropouts:
+class LateDropouts(PeriodAttack):
     """Rows of a client that is in the union and whose update never comes.
 
     They have a count of zero, since no other client updates them. The guess "a row with count zero
@@ -102,24 +114,18 @@ class LateDropouts:
     ones before they are counted once more.
     """
 
-    plan: Plan
-    truth: Truth = field(repr=False)
     _alike: dict[tuple[int, int, int], _Alike] = field(default_factory=dict)
     _exposed: ClusteredTrials = field(default_factory=ClusteredTrials)
     _right: ClusteredTrials = field(default_factory=ClusteredTrials)
     _swept: ClusteredTrials = field(default_factory=ClusteredTrials)
-    _period: int = -1
     _held: set[int] = field(default_factory=set)  # rows that had a positive count in the period
     _idle: set[int] = field(default_factory=set)  # with a count of zero, everybody being there
     _left: list[tuple[ClientId, Ids]] = field(default_factory=list)  # empty rows of late dropouts
 
-    def take(self, view: RoundView) -> None:
+    def _add(self, view: RoundView) -> None:
         late = sorted(set(view.in_union) - set(view.survivors))
         if not view.finished:
             return
-        if view.period != self._period:
-            self._sweep()
-            self._period = view.period
         self._held.update(view.opened[view.counts > 0].tolist())
         if not late:
             self._idle.update(view.opened[view.counts == 0].tolist())
@@ -141,8 +147,7 @@ class LateDropouts:
         alike.real += int(held.sum())
         alike.holders.update(int(h) for h in held.sum(axis=0) if h)
 
-    def findings(self) -> list[Finding]:
-        self._sweep()
+    def _found(self) -> list[Finding]:
         exposed, confidence = self._claims()
         return [
             self._exposed.finding(
@@ -164,7 +169,7 @@ class LateDropouts:
             ),
         ]
 
-    def _sweep(self) -> None:
+    def _finish(self) -> None:
         """Score a period's late dropouts without its decoys."""
         decoys = np.array(sorted(self._idle - self._held), dtype=np.uint64)
         if self._idle:
@@ -230,17 +235,13 @@ class Events:
     plan: Plan
     truth: Truth = field(repr=False)
     _holders: HolderCounts = field(default_factory=HolderCounts)
-    _present: int = 0
-    _gone: int = 0
     _first: ClusteredTrials = field(default_factory=ClusteredTrials)
     _second: ClusteredTrials = field(default_factory=ClusteredTrials)
 
     def take(self, view: RoundView) -> None:
         if not view.finished:
             return
-        asked = sorted(view.revealed)
-        holders = view.among(self.truth, asked).sum(axis=0)
-        held = holders > 0
+        held = self._holders.take(view, self.truth) > 0
         members = view.among(view.members, view.survivors)
         left, count = members.sum(axis=0), view.count
         # A member that holds the row may have trained on no example of it (drawn others, or more
@@ -248,33 +249,29 @@ class Events:
         lacking = ~(members & view.among(self.truth, view.survivors)).any(axis=0)
         first = (left == 1) & (count > 0)
         second = (left >= 1) & (count == 0) & lacking
-        self._holders.add(len(asked), holders)
-        self._present += len(asked)
-        self._gone += len(set(asked) - set(view.survivors))
         rows = int(held.sum())
         self._first.add(view.period, int((first & held).sum()), rows)
         self._second.add(view.period, int((second & held).sum()), rows)
 
     def findings(self) -> list[Finding]:
-        privacy = self.plan.privacy.index
+        privacy, quorum = self.plan.privacy.index, self.plan.secagg(RoundId(0)).quorum
+        first, second = (
+            self._holders.claim(partial(event, privacy), min_group=quorum)
+            for event in (exposure.event_1, exposure.event_2)
+        )
         return [
             self._first.finding(
                 "Event 1: a row opens as one known client's update",
-                claimed=self._claim(lambda cohort: exposure.event_1(privacy, cohort)),
+                claimed=first,
                 meaning="of the union's rows, those whose sum is the update of the one client "
                 "left in the group",
             ),
             self._second.finding(
                 "Event 2: a row opens empty",
-                claimed=self._claim(lambda cohort: exposure.event_2(privacy, cohort)),
+                claimed=second,
                 meaning="of the union's rows, those whose whole group is known to lack the row",
             ),
         ]
-
-    def _claim(self, formula: Callable[[Cohort], float]) -> float:
-        dropout = self._gone / self._present if self._present else 0.0
-        quorum = self.plan.secagg(RoundId(0)).quorum
-        return self._holders.claim(formula, min_group=quorum, dropout=dropout)
 
 
 # --- sole holders ---------------------------------------------------------------------------------
@@ -307,7 +304,7 @@ class _Sole:
 
 
 @dataclass(slots=True)
-class SoleHolders:
+class SoleHolders(PeriodAttack):
     """How many rows have one true holder in their sum, and how often that holder is identified.
 
     A row's sum hides which member of its group holds the row. With one true holder in the sum it
@@ -317,49 +314,32 @@ class SoleHolders:
     likelihoods differ at most as much as those of "k times yes" and "once yes".
     """
 
-    plan: Plan
-    truth: Truth = field(repr=False)
-    _period: int = -1
     _rounds: list[RevealedSets] = field(default_factory=list)
     _soles: list[_Sole] = field(default_factory=list)
     _holders: HolderCounts = field(default_factory=HolderCounts)
-    _present: int = 0
-    _gone: int = 0
     _opened: ClusteredTrials = field(default_factory=ClusteredTrials)
     _identified: ClusteredTrials = field(default_factory=ClusteredTrials)
     _bound: float = 0.0
-    _ratios: dict[tuple[int, int], float] = field(default_factory=dict)
 
-    def take(self, view: RoundView) -> None:
-        if view.period != self._period:
-            self._finish()
-            self._period = view.period
+    def _add(self, view: RoundView) -> None:
         if view.revealed:
             self._rounds.append(RevealedSets(view.union, dict(view.revealed)))
         if not view.finished:
             return
-        asked = sorted(view.revealed)
-        holders = view.among(self.truth, asked).sum(axis=0)
+        holders = self._holders.take(view, self.truth)
         members = view.among(view.members, view.survivors)
         true = members & view.among(self.truth, view.survivors)
         alone = (true.sum(axis=0) == 1) & (view.count >= 0)
-        self._holders.add(len(asked), holders)
-        self._present += len(asked)
-        self._gone += len(set(asked) - set(view.survivors))
         self._opened.add(view.period, int(alone.sum()), int((holders > 0).sum()))
         for at in np.flatnonzero(alone):
             group = tuple(c for c, m in zip(view.survivors, members[:, at], strict=True) if m)
             holder = view.survivors[int(np.argmax(true[:, at]))]
             self._soles.append(_Sole(view.union[at], group, holder, view.round_id))
 
-    def findings(self) -> list[Finding]:
-        self._finish()
-        privacy = self.plan.privacy.index
-        dropout = self._gone / self._present if self._present else 0.0
+    def _found(self) -> list[Finding]:
         claimed = self._holders.claim(
-            lambda cohort: sole_holder(privacy, cohort),
+            partial(sole_holder, self.plan.privacy.index),
             min_group=self.plan.secagg(RoundId(0)).quorum,
-            dropout=dropout,
         )
         trials = self._identified.trials
         return [
@@ -381,52 +361,21 @@ class SoleHolders:
         """Identify the holders of a period's singleton rows, given all its answers."""
         if self._soles:
             history = History.of(self._rounds)
+            ratios = log_ratio_table(self.plan.privacy.index, int(history.answers.max(initial=0)))
             for sole in self._soles:
-                self._identify(sole, history)
+                self._identify(sole, history, ratios)
         self._rounds, self._soles = [], []
 
-    def _identify(self, sole: _Sole, history: History) -> None:
+    def _identify(self, sole: _Sole, history: History, ratios: Floats) -> None:
         column = int(np.searchsorted(history.rows, sole.row))
         at = [history.clients[c] for c in sole.members]
-        answers, yes = history.answers[at, column].tolist(), history.yes[at, column].tolist()
-        score = np.array([self._ratio(k, y) for k, y in zip(answers, yes, strict=True)])
+        answers = history.answers[at, column]
+        score = ratios[answers, history.yes[at, column]]
         # Ties are broken at random, the same at every audit.
         rng = np.random.default_rng([int(sole.round_id), int(sole.row)])
         best = rng.permutation(np.flatnonzero(score == score.max()))[0]
         self._identified.add(self._period, int(sole.members[int(best)] == sole.holder), 1)
-        possible = [self._ratio(k, y) for k in set(answers) for y in range(1, k + 1)]
+        possible = np.concatenate([ratios[k, 1 : k + 1] for k in np.unique(answers)])
         # The holder's likelihood is at most the highest, everybody else's at least the lowest.
-        spread = float(np.exp(min(possible) - max(possible))) if len(possible) > 1 else 1.0
+        spread = float(np.exp(possible.min() - possible.max())) if len(possible) > 1 else 1.0
         self._bound += 1.0 / (1.0 + (len(at) - 1) * spread)
-
-    def _ratio(self, answers: int, yes: int) -> float:
-        if (answers, yes) not in self._ratios:
-            self._ratios[answers, yes] = log_ratio(self.plan.privacy.index, answers, yes)
-        return self._ratios[answers, yes]
-
-
-LATE_DROPOUTS: Final = Attack(
-    name="late dropout",
-    needs=Shown.ANSWERS,
-    claim="left_behind",
-    reads=lambda seen: seen.sums,
-    by=scored(LateDropouts),
-)
-
-
-EVENTS: Final = Attack(
-    name="Events 1 and 2",
-    needs=Shown.ANSWERS,
-    claim="event_1, event_2",
-    reads=lambda seen: seen.sums,
-    by=scored(Events),
-)
-
-
-SOLE_HOLDERS: Final = Attack(
-    name="sole holder",
-    needs=Shown.ANSWERS,
-    claim="sole_holder; the likelihood ratios of answers",
-    reads=lambda seen: seen.sums,
-    by=scored(SoleHolders),
-)

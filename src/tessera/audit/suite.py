@@ -4,45 +4,111 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from tessera.audit.answers import FLIPS, INFERENCE
-from tessera.audit.attack import Attack, rounds_of
+from tessera.audit.answers import Flips, Inference
+from tessera.audit.attack import Attack, rounds_of, scored
 from tessera.audit.finding import Finding, corrected
-from tessera.audit.identification import IDENTIFICATION, IDENTIFICATION_BY_SERVERS
-from tessera.audit.in_the_clear import CLEAR_ROWS, OPEN_SELECTIONS
-from tessera.audit.intersect import INTERSECTION, INTERSECTION_OVER_RUN
+from tessera.audit.identification import IdentificationAttacks
+from tessera.audit.in_the_clear import ClearRows, OpenSelections
+from tessera.audit.intersect import Intersection
 from tessera.audit.ratings.labels import Labels
-from tessera.audit.ratings.plain_uploads import PLAIN_UPLOADS, PlainUploads
-from tessera.audit.ratings.sums import OPENED_SUMS
+from tessera.audit.ratings.plain_uploads import PlainUploads
+from tessera.audit.ratings.sums import with_initial_factors
 from tessera.audit.record import Record, Shown, shown
-from tessera.audit.row_counts import EVENTS, LATE_DROPOUTS, SOLE_HOLDERS
-from tessera.audit.two_server import KEY_PERIODS, KEYS_AND_SHARES
-from tessera.audit.unmasking import KEPT_SHARES, LONE_ROWS
-from tessera.audit.values import VALUES
+from tessera.audit.row_counts import Events, LateDropouts, SoleHolders
+from tessera.audit.two_server import KeyPeriodLists, TwoServerAttacks
+from tessera.audit.two_server_view import EITHER
+from tessera.audit.unmasking import KeptShares, LoneRows
+from tessera.audit.values import with_knowledge
 from tessera.runs.folder import RunFolder
 
 ATTACKS: Final[tuple[Attack[Any], ...]] = (
-    IDENTIFICATION_BY_SERVERS,
-    IDENTIFICATION,
-    VALUES,
-    INTERSECTION,
-    INTERSECTION_OVER_RUN,
-    LATE_DROPOUTS,
-    EVENTS,
-    INFERENCE,
-    SOLE_HOLDERS,
-    KEPT_SHARES,
-    LONE_ROWS,
-    FLIPS,
-    KEYS_AND_SHARES,
-    KEY_PERIODS,
-    PLAIN_UPLOADS,
-    OPENED_SUMS,
-    OPEN_SELECTIONS,
-    CLEAR_ROWS,
+    Attack(
+        "identification by either of two servers",
+        Shown.SHARED_ROWS,
+        "nothing",
+        scored(partial(IdentificationAttacks, attacker=EITHER)),
+        lambda seen: seen.leader,
+    ),
+    Attack(
+        "identification over all rounds",
+        Shown.SUMS,
+        "fixed groups: B; a level of answers: what these alone say; else nothing",
+        scored(IdentificationAttacks),
+    ),
+    Attack(
+        "values of opened rows", Shown.GROUPS, "B; nothing against prior knowledge", with_knowledge
+    ),
+    Attack(
+        "intersection of unions within a period",
+        Shown.ANSWERS,
+        "0 with one participation a period or fixed groups; s / (s + decoys)",
+        scored(Intersection),
+    ),
+    Attack(
+        "intersection of unions over the whole run",
+        Shown.ANSWERS,
+        "0 with fixed groups, else nothing",
+        scored(partial(Intersection, whole_run=True)),
+    ),
+    Attack("late dropout", Shown.ANSWERS, "left_behind", scored(LateDropouts)),
+    Attack("Events 1 and 2", Shown.ANSWERS, "event_1, event_2", scored(Events)),
+    Attack("inference from revealed sets", Shown.ANSWERS, "epsilon_after", scored(Inference)),
+    Attack(
+        "sole holder",
+        Shown.ANSWERS,
+        "sole_holder; the likelihood ratios of answers",
+        scored(SoleHolders),
+    ),
+    Attack("kept shares", Shown.ANSWERS, "0", scored(KeptShares)),
+    Attack("lone rows", Shown.ANSWERS, "chance", scored(LoneRows)),
+    Attack("flips", Shown.ANSWERS, "0", scored(Flips)),
+    Attack(
+        "keys and shares of one server",
+        Shown.SHARES,
+        "a coin; one over the cohort",
+        scored(TwoServerAttacks),
+        lambda seen: seen.servers,
+    ),
+    Attack(
+        "lists of a key period",
+        Shown.KEY_PERIODS,
+        '0 with absent = "refuse", else nothing',
+        scored(KeyPeriodLists),
+        lambda seen: seen.leader,
+    ),
+    Attack(
+        "ratings in the clear",
+        Shown.UPLOADS,
+        "nothing",
+        lambda record: PlainUploads(record.plan, record.rated),
+        lambda seen: seen.ratings,
+    ),
+    Attack(
+        "ratings in secure sums",
+        Shown.RATING_SUMS,
+        "rows with one rater; chance",
+        with_initial_factors,
+        lambda seen: seen.rating_sums,
+    ),
+    Attack(
+        "selected places in the clear",
+        Shown.CLEAR_PLACES,
+        "nothing",
+        lambda record: OpenSelections(record.plan),
+        lambda seen: seen.messages,
+    ),
+    Attack(
+        "rows in the clear",
+        Shown.CLEAR_ROWS,
+        "nothing",
+        scored(ClearRows),
+        lambda seen: seen.messages,
+    ),
 )
 
 

@@ -20,9 +20,10 @@ from tessera.audit.record import RoundView, Truth
 from tessera.audit.two_server_view import TwoServerView
 from tessera.ids import ClientId
 from tessera.learning.compression import signed
-from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
 from tessera.rounds import schemes
+from tessera.rounds.words import whole_tables
 
 Bits = npt.NDArray[np.bool_]
 Labels = npt.NDArray[np.int64]
@@ -88,6 +89,31 @@ class Meeting:
 
 
 @dataclass(slots=True)
+class _OpenedRows:
+    """What one sum shows of the rows that are kept; nothing of those that it does not have."""
+
+    counted: Bits
+    moved: Bits
+    links: Labels
+    counts: Labels
+
+    @classmethod
+    def of(cls, size: int) -> _OpenedRows:
+        bits, labels = (np.zeros((2, size), dtype=kind) for kind in (np.bool_, np.int64))
+        return cls(*bits, *labels)
+
+    @property
+    def positive(self) -> Bits:
+        return self.counts > 0
+
+    def add(self, values: Labels, at: Indices, counts: Labels) -> None:
+        """The values of one table's rows, at these places, and their counts."""
+        self.moved[at] = values.any(axis=1)
+        self.links[at] = linked(values, after=int(self.links.max(initial=0)))
+        self.counts[at] = counts
+
+
+@dataclass(slots=True)
 class Transcript:
     """Takes rounds in order. The truth says which rows are held, and is for scoring otherwise.
 
@@ -139,14 +165,12 @@ class Transcript:
         """What the servers opened to each other: the written rows and who is in their sum."""
         if view.opened is None or not view.included:
             return
-        plan, size = self.plan, len(self.rows)
+        plan, size, opened = self.plan, len(self.rows), _OpenedRows.of(len(self.rows))
         parts = {p.table: p for p in view.opened.tables}
-        counted, moved = (np.zeros(size, dtype=np.bool_) for _ in range(2))
-        links, counts = (np.zeros(size, dtype=np.int64) for _ in range(2))
         for spec, start in view.roots:
             rows = view.plan.tables[spec.table].rows
             domain = np.arange(rows, dtype=np.uint64) if spec.ids is None else spec.ids
-            counted |= self._among(domain + np.uint64(start))
+            opened.counted |= self._among(domain + np.uint64(start))
             if (part := parts.get(spec.table)) is None:
                 continue
             written = domain[part.rows.astype(np.int64)] + np.uint64(start)
@@ -154,8 +178,7 @@ class Transcript:
             at = np.searchsorted(self.rows, written[here])
             words = plan.ring.unpack(part.words, len(written) * spec.words)
             values = signed(words.reshape(len(written), spec.words)[here], plan.ring)
-            self._values(values[:, : plan.tables[spec.table].width], at, moved, links)
-            counts[at] = values[:, -1]
+            opened.add(values[:, : plan.tables[spec.table].width], at, values[:, -1])
         clients = view.included
         self.meetings.append(
             Meeting(
@@ -166,76 +189,59 @@ class Transcript:
                 in_union=None,
                 answers=ByClient.everything(clients, size),
                 active=ByClient.everything(clients, size),
-                counted=counted,
-                positive=counts > 0,
-                moved=moved,
-                links=np.where(counts > 0, links, 0),
-                counts=counts,
+                counted=opened.counted,
+                positive=opened.positive,
+                moved=opened.moved,
+                links=np.where(opened.positive, opened.links, 0),
+                counts=opened.counts,
             )
         )
 
     # --- sums -----------------------------------------------------------------------------------
 
     def _by_rows(self, view: RoundView) -> dict[str, Any]:
-        plan, size = self.plan, len(self.rows)
-        counts = np.zeros(size, dtype=np.int64)
-        moved = np.zeros(size, dtype=np.bool_)
-        links = np.zeros(size, dtype=np.int64)
-        counted = self._among(view.opened) if view.finished else np.zeros(size, dtype=np.bool_)
+        plan, opened = self.plan, _OpenedRows.of(len(self.rows))
         if view.finished:
-            here = np.isin(view.opened, self.rows)
-            at = np.searchsorted(self.rows, view.opened[here])
-            counts[at] = view.counts[here]
-            start = 0
+            opened.counted = self._among(view.opened)
+            here, start = np.isin(view.opened, self.rows), 0
             for t in plan.roots:
                 part = view.sums[-1].tables[plan.table_id(t.name)]
-                inside = here[start : start + len(part.rows)]
-                columns = np.searchsorted(self.rows, view.opened[start:][: len(part.rows)][inside])
-                start += len(part.rows)
-                self._values(signed(part.words[inside, :-1], plan.ring), columns, moved, links)
+                these = slice(start, start + len(part.rows))
+                inside, start = here[these], these.stop
+                columns = np.searchsorted(self.rows, view.opened[these][inside])
+                values = signed(part.words[inside, :-1], plan.ring)
+                opened.add(values, columns, view.counts[these][inside])
         return {
             "active": self._said(view.survivors, view.members),
-            "counted": counted,
-            "positive": counts > 0,
-            "moved": moved & (counts > 0),
-            "links": np.where(counts > 0, links, 0),
-            "counts": counts,
+            "counted": opened.counted,
+            "positive": opened.positive,
+            "moved": opened.moved & opened.positive,
+            "links": np.where(opened.positive, opened.links, 0),
+            "counts": opened.counts,
         }
 
     def _whole(self, view: RoundView) -> dict[str, Any]:
         """A sum of whole models: every survivor may have written every row."""
-        plan, size, words = self.plan, len(self.rows), view.sums[-1].dense
-        counts = np.zeros(size, dtype=np.int64)
-        moved = np.zeros(size, dtype=np.bool_)
-        links = np.zeros(size, dtype=np.int64)
-        start = plan.model.dense
-        for t in plan.tables:
-            sent, width = plan.sent_rows[t.name], t.width + plan.counts_rows
-            part = np.zeros((t.rows, width), dtype=np.int64)
-            stop = start + len(sent) * width
-            part[sent] = signed(words[start:stop], plan.ring).reshape(len(sent), width)
-            start = stop
+        plan, size, opened = self.plan, len(self.rows), _OpenedRows.of(len(self.rows))
+        for t, sent, words in whole_tables(plan, view.sums[-1].dense):
             if t.derived_from:
                 continue
+            whole = np.zeros((t.rows, words.shape[1]), dtype=np.int64)
+            whole[sent] = signed(words, plan.ring)
             first = plan.offsets[t.name]
             here = np.flatnonzero((self.rows >= first) & (self.rows < first + t.rows))
-            part = part[(self.rows[here] - np.uint64(first)).astype(np.int64)]
-            self._values(part[:, : t.width], here, moved, links)
-            counts[here] = part[:, -1] if plan.counts_rows else part.any(axis=1)
+            part = whole[(self.rows[here] - np.uint64(first)).astype(np.int64)]
+            values = part[:, : t.width]
+            counts: Labels = np.asarray(values.any(axis=1), dtype=np.int64)
+            opened.add(values, here, part[:, -1] if plan.counts_rows else counts)
         return {
             "active": ByClient.everything(view.survivors, size),
             "counted": np.ones(size, dtype=np.bool_),
-            "positive": counts > 0,
-            "moved": moved,
-            "links": links,
-            "counts": counts,
+            "positive": opened.positive,
+            "moved": opened.moved,
+            "links": opened.links,
+            "counts": opened.counts,
         }
-
-    def _values(
-        self, values: npt.NDArray[np.int64], at: npt.NDArray[np.intp], moved: Bits, links: Labels
-    ) -> None:
-        moved[at] = values.any(axis=1)
-        links[at] = linked(values, after=int(links.max(initial=0)))
 
     def _among(self, rows: Ids) -> Bits:
         return np.isin(self.rows, rows)

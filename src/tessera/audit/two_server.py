@@ -16,32 +16,28 @@ Each server's part is made from its own view (`two_server_view.py`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Final
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tessera.audit.attack import Attack, scored
 from tessera.audit.finding import ClusteredTrials, Finding
-from tessera.audit.record import Shown, Truth
+from tessera.audit.record import Truth
 from tessera.audit.two_server_view import (
     EITHER,
     LEADER,
     PARTIES,
     TwoServerView,
     cuts_of,
+    evaluated,
     looked_at,
 )
-from tessera.crypto import dpf
-from tessera.crypto.cuckoo import Layout
-from tessera.crypto.secret import Secret
 from tessera.ids import ClientId, RoundId, TableId
 from tessera.plan import Plan
 from tessera.protocols.two_server.messages import Purpose
 from tessera.protocols.two_server.params import TwoServerTable
-from tessera.protocols.two_server.reports import ReportContext
 
 Scores = npt.NDArray[np.float64]
 
@@ -130,34 +126,20 @@ class TwoServerAttacks:
         rows: npt.NDArray[np.int64],
     ) -> Iterator[tuple[str, Scores]]:
         """(what, a number for each row) wherever this server has something to evaluate."""
-        table = TableId(spec.table)
-        ways: tuple[tuple[Purpose, str, Mapping[TableId, Layout]], ...] = (
-            (Purpose.RETRIEVE, READ, view.layouts.reading),
-            (Purpose.WRITE, WRITTEN, view.layouts.writing),
-        )
-        for purpose, what, layouts in ways:
-            keys, layout = view.received[purpose].get(client), layouts.get(table)
-            if layout is None or keys is None:
+        for purpose, what in ((Purpose.RETRIEVE, READ), (Purpose.WRITE, WRITTEN)):
+            known = view.keys(client, purpose, TableId(spec.table))
+            if known is None:
                 continue
-            named = (i for i, b in enumerate(keys.public) if b.startswith(layout.forest.digest))
-            at = next(named, None)
-            if at is None:
-                continue  # no keys for this table: refused then, too
-            public = dpf.PublicKeys.from_bytes(
-                layout.forest, keys.public[at][: layout.forest.public_bytes]
-            )
-            context = view.report_context(client, purpose)
-            share = _share(layout, public, keys.seeds[at], context, table, view.whose, rows)
-            yield what, share
-            if view.whose == LEADER:  # the helper has the same
-                yield PUBLIC, _public(layout, public, rows)
+            layout, public, own = known
+            yield what, _scored(evaluated(layout, own, rows))  # bits counted, or words as a size
+            if view.whose == LEADER:  # the last corrections of a row's bins; the helper has them
+                yield PUBLIC, _scored(public.finals[layout.forest.tree[layout.table.chosen[rows]]])
         if spec.writes_dense and client in view.received[Purpose.WRITE]:
             words = view.plain(client, spec)
             if words is None:
                 self._unknown = True
             else:
-                each = words.reshape(spec.rows, -1)[rows].astype(np.float64)
-                yield WRITTEN, np.asarray(each.mean(axis=1))
+                yield WRITTEN, _scored(words.reshape(spec.rows, -1)[rows])
 
     # --- the opened sum -------------------------------------------------------------------------
 
@@ -217,57 +199,41 @@ class TwoServerAttacks:
                 ". Shares behind a derived table's are not looked at: how long that one's are "
                 "follows from a map that is not recorded"
             )
-        found = trials.finding(
-            f"{what}: {TOLD_APART}, by {_name(whose)}", claimed=0.5, meaning=meaning
+        return trials.finding(
+            f"{what}: {TOLD_APART}, by {_name(whose)}",
+            claimed=0.5,
+            meaning=meaning,
+            attacker=whose,
+            kind=TOLD_APART,
         )
-        return replace(found, attacker=whose, kind=TOLD_APART)
 
     def _opened(self) -> Finding:
-        found = self._alone.finding(
+        return self._alone.finding(
             ALONE,
+            attacker=EITHER,
             claimed=1.0,
             meaning="of the opened rows, those that one client of the sum has; its update of such "
             "a row is seen exactly. Nothing is promised against that but that it names no client",
         )
-        return replace(found, attacker=EITHER)
 
     def _by_name(self, whose: str, trials: ClusteredTrials) -> Finding:
-        found = trials.finding(
+        return trials.finding(
             f"{IDENTIFIED}, by {_name(whose)}",
+            attacker=whose,
+            kind=IDENTIFIED,
             claimed=self._by_chance[whose] / trials.trials if trials.trials else 1.0,
             meaning="of those rows, how often the client whose share is largest there is the "
             "writer; one over the cohort by chance",
         )
-        return replace(found, attacker=whose, kind=IDENTIFIED)
 
 
 def _name(whose: str) -> str:
     return whose if whose == EITHER else f"the {whose}"
 
 
-def _share(
-    layout: Layout,
-    public: dpf.PublicKeys,
-    seed: bytes,
-    context: ReportContext,
-    table: TableId,
-    whose: str,
-    rows: npt.NDArray[np.int64],
-) -> Scores:
-    """One server's share at the three places of every row: bits counted, or words as a size."""
-    keys = dpf.ServerKeys.of(
-        public, Secret(seed), party=PARTIES[whose], report_id=context.table_id(table)
-    )
-    bins, places = layout.table.chosen[rows], layout.table.positions[rows]
-    values = dpf.evaluate_points(keys, bins.reshape(-1), places.reshape(-1))
-    each = values.reshape(len(rows), -1).astype(np.float64)
-    return np.asarray(each.mean(axis=1))
-
-
-def _public(layout: Layout, public: dpf.PublicKeys, rows: npt.NDArray[np.int64]) -> Scores:
-    """The last corrections of the three bins of every row."""
-    finals = public.finals[layout.forest.tree[layout.table.chosen[rows]]]
-    return np.asarray(finals.reshape(len(rows), -1).astype(np.float64).mean(axis=1))
+def _scored(words: npt.NDArray[Any]) -> Scores:
+    """One number for each row: the mean of all that stands there."""
+    return np.asarray(words.reshape(len(words), -1).astype(np.float64).mean(axis=1))
 
 
 # --- key periods ----------------------------------------------------------------------------------
@@ -318,34 +284,19 @@ class KeyPeriodLists:
 
     def findings(self) -> list[Finding]:
         refuses = self.plan.two_server.absent.value == "refuse"
-        absent = self._absent.finding(
-            ABSENT,
-            claimed=0.0 if refuses else 1.0,
-            meaning="of the rows of clients with keys in later rounds, those of clients that are "
-            "missing in the sum: they are in one of two exact sums and not in the other",
-        )
-        rekeyed = self._rekeyed.finding(
-            REKEYED,
-            claimed=1.0,
-            meaning="of the rows of clients on two lists one after the other, those of clients on "
-            "one of them alone. Nothing is promised against that",
-        )
-        return [replace(each, attacker=EITHER) for each in (absent, rekeyed)]
-
-
-KEYS_AND_SHARES: Final = Attack(
-    name="keys and shares of one server",
-    needs=Shown.SHARES,
-    claim="a coin; one over the cohort",
-    reads=lambda seen: seen.servers,
-    by=scored(TwoServerAttacks),
-)
-
-
-KEY_PERIODS: Final = Attack(
-    name="lists of a key period",
-    needs=Shown.KEY_PERIODS,
-    claim='0 with absent = "refuse", else nothing',
-    reads=lambda seen: seen.leader,
-    by=scored(KeyPeriodLists),
-)
+        return [
+            self._absent.finding(
+                ABSENT,
+                attacker=EITHER,
+                claimed=0.0 if refuses else 1.0,
+                meaning="of the rows of clients with keys in later rounds, those of clients that "
+                "are missing in the sum: they are in one of two exact sums and not in the other",
+            ),
+            self._rekeyed.finding(
+                REKEYED,
+                attacker=EITHER,
+                claimed=1.0,
+                meaning="of the rows of clients on two lists one after the other, those of clients "
+                "on one of them alone. Nothing is promised against that",
+            ),
+        ]

@@ -16,12 +16,13 @@ import numpy.typing as npt
 
 from tessera.audit.record import Entries
 from tessera.crypto import dpf, prg
+from tessera.crypto.cuckoo import Layout
 from tessera.crypto.group import Words
 from tessera.crypto.keys import SealingKey
 from tessera.crypto.secret import Secret
 from tessera.errors import CryptoError
 from tessera.ids import ClientId, RoundId, TableId
-from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
 from tessera.protocols.two_server import reports
 from tessera.protocols.two_server.messages import (
@@ -88,6 +89,28 @@ class TwoServerView:
         return _report_context(
             self.params, self.header, purpose, client, self.received[purpose][client].report_id
         )
+
+    def keys(
+        self, client: ClientId, purpose: Purpose, table: TableId
+    ) -> tuple[Layout, dpf.PublicKeys, dpf.ServerKeys] | None:
+        """A client's point functions for a table as this server has them; None if it has none."""
+        ways = {Purpose.RETRIEVE: self.layouts.reading, Purpose.WRITE: self.layouts.writing}
+        given, layout = self.received[purpose].get(client), ways[purpose].get(table)
+        if given is None or layout is None:
+            return None
+        forest = layout.forest
+        at = next((i for i, b in enumerate(given.public) if b.startswith(forest.digest)), None)
+        if at is None:
+            return None  # no keys for this table: refused then, too
+        part = given.public[at][: forest.public_bytes]  # and not what it is checked by
+        public = dpf.PublicKeys.from_bytes(forest, part)
+        own = dpf.ServerKeys.of(
+            public,
+            Secret(given.seeds[at]),
+            party=PARTIES[self.whose],
+            report_id=self.report_context(client, purpose).table_id(table),
+        )
+        return layout, public, own
 
     @property
     def roots(self) -> Iterator[tuple[TwoServerTable, int]]:
@@ -311,23 +334,19 @@ def shares_at(
     if spec.writes_dense:
         plain = view.plain(client, spec)
         return None if plain is None else plain[rows]
-    table, group = TableId(spec.table), view.params.group
-    keys, layout = view.received[Purpose.WRITE][client], view.layouts.writing[table]
-    at = next((i for i, b in enumerate(keys.public) if b.startswith(layout.forest.digest)), None)
-    if at is None:
+    known, group = view.keys(client, Purpose.WRITE, TableId(spec.table)), view.params.group
+    if known is None:
         return None
-    part = keys.public[at][: layout.forest.public_bytes]  # and not what it is checked by
-    public = dpf.PublicKeys.from_bytes(layout.forest, part)
-    own = dpf.ServerKeys.of(
-        public,
-        Secret(keys.seeds[at]),
-        party=PARTIES[view.whose],
-        report_id=view.report_context(client, Purpose.WRITE).table_id(table),
-    )
-    bins, places = layout.table.chosen[rows], layout.table.positions[rows]
-    values = dpf.evaluate_points(own, bins.reshape(-1), places.reshape(-1))
-    each = values.reshape(len(rows), bins.shape[1], spec.words)
+    layout, _, own = known
+    each = evaluated(layout, own, rows).reshape(len(rows), -1, spec.words)
     total = group.zeros((len(rows), spec.words))
-    for way in range(bins.shape[1]):
+    for way in range(each.shape[1]):
         total = group.add(total, each[:, way])
     return total
+
+
+def evaluated(layout: Layout, own: dpf.ServerKeys, rows: Places) -> Words:
+    """One server's share at the places of every row, (rows, words of all places)."""
+    bins, places = layout.table.chosen[rows], layout.table.positions[rows]
+    values = dpf.evaluate_points(own, bins.reshape(-1), places.reshape(-1))
+    return values.reshape(len(rows), -1)

@@ -20,9 +20,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.audit.attack import Attack, scored
 from tessera.audit.finding import ClusteredTrials, Finding
-from tessera.audit.record import RoundView, Shown, Truth
+from tessera.audit.record import RoundView, Truth
 from tessera.crypto import prg
 from tessera.crypto.keys import AgreementKey
 from tessera.crypto.prg import Label
@@ -31,8 +30,8 @@ from tessera.ids import ClientId, StageId
 from tessera.learning.compression import signed
 from tessera.plan import UNION, Plan
 from tessera.protocols.secagg import mask_streams, transcript
-from tessera.protocols.secagg.recovery import RecoveryTask, recover
 from tessera.protocols.secagg.session import neighbourhood
+from tessera.protocols.secagg.unmask import RecoveryTask, recover
 
 UPDATE: Final = StageId(1)
 NOTHING_BOUND: Final = transcript.pair_binding(transcript.agreed_digest())
@@ -167,21 +166,3 @@ class LoneRows:
         quantizer, order = self.plan.quantizer, self.plan.ring.order
         value = min(1.0, (2 * quantizer.top + 1) / order)
         return math.pow(value, width - 1) * min(1.0, (quantizer.max_count + 1) / order)
-
-
-KEPT_SHARES: Final = Attack(
-    name="kept shares",
-    needs=Shown.ANSWERS,
-    claim="0",
-    reads=lambda seen: seen.sums,
-    by=scored(KeptShares),
-)
-
-
-LONE_ROWS: Final = Attack(
-    name="lone rows",
-    needs=Shown.ANSWERS,
-    claim="chance",
-    reads=lambda seen: seen.sums,
-    by=scored(LoneRows),
-)

@@ -23,7 +23,6 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from tessera.audit.attack import Attack
 from tessera.audit.evidence import Circle
 from tessera.audit.factors import (
     Counts,
@@ -35,10 +34,10 @@ from tessera.audit.factors import (
 )
 from tessera.audit.finding import ClusteredTrials, Finding, average
 from tessera.audit.guesses import BEST_GUESS, BY_BOUND, CLIENT, GroupClaim, GuessTrials
-from tessera.audit.record import Record, RoundView, Shown, Truth
+from tessera.audit.record import Record, RoundView, Truth
 from tessera.audit.transcript import Clients
 from tessera.ids import SERVER, ClientId
-from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan, TablePlan
 from tessera.privacy.index.bound import in_words
 from tessera.privacy.index.posterior import Floats
@@ -242,14 +241,14 @@ class ValueAttacks:
                     trials.add(int(guess), int(right), 1)
                     held = max(1, int(circle.truth[at].sum()))
                     claimed.append(self.plan.promise.bound(holders=held))
-        finding = trials.finding(
+        return trials.finding(
             f"{FAILED_ROUNDS}: {BEST_GUESS}",
+            kind=FAILED_ROUNDS,
             claimed=float(np.mean(claimed)) if claimed else 1.0,
             chance=float(np.mean(claimed)) if claimed else float("nan"),
             meaning="the rows whose factors moved least between two opened sums belong to a member "
             f"that was not sent the model in the failed rounds between them. {BY_BOUND}",
         )
-        return replace(finding, kind=FAILED_ROUNDS)
 
     # --- what prior knowledge adds ---
 
@@ -274,8 +273,8 @@ class ValueAttacks:
             f"{in_words(self.plan.promise.bound())}. Against this one nothing is claimed"
         )
         for what, values in ((LINKED, linked), (CORRECT, right)):
-            found = average(f"{KNOWN_ROW}: {what}", values, claimed=1.0, meaning=meaning)
-            yield replace(found, kind=KNOWN_ROW)
+            name = f"{KNOWN_ROW}: {what}"
+            yield average(name, values, claimed=1.0, meaning=meaning, kind=KNOWN_ROW)
 
     def known_examples(self) -> Finding:
         """Who knows how many examples a member has takes the cluster with as many for its rows."""
@@ -296,17 +295,14 @@ class ValueAttacks:
                 linked.append(
                     float((taken & np.isin(rows, held[client])).sum() / len(held[client]))
                 )
-        meaning = (
-            "who knows how many examples a member has takes the linked rows that stand for as many "
-            "for the member's. Nothing is claimed against it"
-        )
-        found = average(
+        return average(
             f"{KNOWN_EXAMPLES}: the member's rows that are found",
             linked,
             claimed=1.0,
-            meaning=meaning,
+            kind=KNOWN_EXAMPLES,
+            meaning="who knows how many examples a member has takes the linked rows that stand for "
+            "as many for the member's. Nothing is claimed against it",
         )
-        return replace(found, kind=KNOWN_EXAMPLES)
 
     def _linked(self) -> Iterator[tuple[Clients, Ids, Counts, Truth]]:
         """Every group's rows by their factors, with the truth about its members."""
@@ -450,18 +446,9 @@ def _patterns(rounds: Sequence[int], client: ClientId, examples: int, drawn: Dra
     return patterns(counts)
 
 
-def _with_knowledge(record: Record) -> ValueAttacks:
+def with_knowledge(record: Record) -> ValueAttacks:
     """Knowledge is of the run's task, and needs PyTorch: it is loaded where there is a task."""
     known: AttackerKnowledge | None = None
     if record.plan.task.name:
         known = import_module("tessera.audit.knowledge").of_run(record.plan)
     return ValueAttacks(record.plan.group_plan, record.truth, known)
-
-
-VALUES: Final = Attack(
-    name="values of opened rows",
-    needs=Shown.GROUPS,
-    claim="B; nothing against prior knowledge",
-    reads=lambda seen: seen.sums,
-    by=_with_knowledge,
-)

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.learning.rating_models import BIAS_SHARE
-from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.submodel import Ids
 from tessera.learning.training.settings import LocalTraining
 
 Floats = npt.NDArray[np.float64]

@@ -15,7 +15,7 @@ from tessera.data.lastfm import RATINGS
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
 from tessera.learning.rating_models import FACTORS, NO_MASK, REFITTED
-from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
 from tessera.runs.folder import LABELS, RunFolder
 

@@ -8,13 +8,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.audit.attack import Attack
 from tessera.audit.finding import ClusteredTrials, Finding, FindingUnit, average
 from tessera.audit.ratings.gradient import Floats, Profile, on_scale
 from tessera.audit.ratings.labels import Labels, Rated
 from tessera.audit.ratings.masks import BINS, PROPORTIONS, HitRates, best, liked, ranking, recovery
 from tessera.audit.ratings.record import RatingRound
-from tessera.audit.record import Shown
 from tessera.ids import ClientId, RoundId
 from tessera.learning.rating_models import mask_penalties
 from tessera.learning.training.settings import LocalTraining
@@ -210,12 +208,3 @@ def _of_clients(rates: HitRates, name: str, setting: float, meaning: str) -> Fin
     with np.errstate(invalid="ignore"):
         values = (rates.hits[at] / rates.trials[at]).tolist()
     return average(name, values, claimed=1.0, meaning=meaning)
-
-
-PLAIN_UPLOADS: Final = Attack(
-    name="ratings in the clear",
-    needs=Shown.UPLOADS,
-    claim="nothing",
-    reads=lambda seen: seen.ratings,
-    by=lambda record: PlainUploads(record.plan, record.rated),
-)

@@ -14,13 +14,14 @@ from tessera.audit.record import RoundView, unmasked_clients
 from tessera.ids import ClientId, RoundId
 from tessera.learning.compression import signed
 from tessera.learning.rating_models import ITEMS
-from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.submodel import Ids
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan import Plan
 from tessera.protocols.machine import RoundOutcome, RoundOver
 from tessera.protocols.plain import PlainInput, PlainRows
 from tessera.rounds import schemes
 from tessera.rounds.messages import Download
+from tessera.rounds.words import whole_tables
 from tessera.simulation.views import ViewEntry
 
 Words = npt.NDArray[Any]
@@ -107,12 +108,11 @@ def _upload(
         ids = plan.sent_rows[ITEMS]
         words = plan.ring.unpack(given.dense, plan.stages[0].dense)
         if plan.counts_rows:
-            deltas, counts = _counted(plan, _whole(plan, words, width + 1))
+            deltas, counts = _counted(plan, _of_items(plan, words))
         else:
             # Weighed by the training set's size. Who moved a row has rated its item.
             weight = max(1, int(signed(words[-1:], plan.ring)[0]))
-            moved = plan.dense_quantizer.decode(_whole(plan, words, width), plan.ring)
-            deltas = moved.reshape(len(ids), width) / weight
+            deltas = plan.dense_quantizer.decode(_of_items(plan, words), plan.ring) / weight
             counts = np.asarray(deltas.any(axis=1), np.int64)
     kept = counts > 0
     if not kept.any():
@@ -137,7 +137,7 @@ def _total(view: RoundView, sent: Mapping[ClientId, Download]) -> SumRows | None
         items, rows = view.opened, values[np.searchsorted(ids, view.opened)]
     elif plan.counts_rows and sent:
         items = plan.sent_rows[ITEMS]
-        words = _whole(plan, final.dense, plan.table(ITEMS).width + 1)
+        words = _of_items(plan, final.dense)
         rows = _floats(plan, next(iter(sent.values())), len(items), plan.table(ITEMS).width)
     else:
         return None
@@ -174,13 +174,6 @@ def _floats(plan: Plan, sent: Download, rows: int, width: int) -> Floats:
     return values.reshape(rows, width).astype(np.float64)
 
 
-def _whole(plan: Plan, words: Words, width: int) -> Words:
-    """The items' part of a whole model's words, whose rows are this wide."""
-    extra = width - plan.table(ITEMS).width
-    start = plan.model.dense
-    for t in plan.tables:
-        length = len(plan.sent_rows[t.name]) * (t.width + extra)
-        if t.name == ITEMS:
-            return words[start : start + length]
-        start += length
-    raise AssertionError("a plan of factors has a table of items")
+def _of_items(plan: Plan, words: Words) -> Words:
+    """The items' rows in a whole model's words."""
+    return next(part for t, _, part in whole_tables(plan, words) if t.name == ITEMS)

@@ -21,16 +21,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.audit.attack import Attack
 from tessera.audit.finding import ClusteredTrials, Finding
 from tessera.audit.ratings.gradient import Floats, factors_of, gradients
 from tessera.audit.ratings.labels import Labels
 from tessera.audit.ratings.plain_uploads import NEAR
 from tessera.audit.ratings.record import RatingRound, SumRows
-from tessera.audit.record import Record, Shown
+from tessera.audit.record import Record
 from tessera.ids import ClientId
 from tessera.learning.rating_models import ITEMS, USER_START
-from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.submodel import Ids
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan import Plan
 from tessera.rounds import schemes
@@ -321,15 +320,6 @@ def initial_factors(plan: Plan, clients: int) -> Floats:
     return np.full((clients, plan.table(ITEMS).width - 1), USER_START)
 
 
-def _with_initial_factors(record: Record) -> OpenedSums:
+def with_initial_factors(record: Record) -> OpenedSums:
     plan, labels = record.plan, record.rated
     return OpenedSums(plan, labels, initial_factors(plan, len(labels.of)))
-
-
-OPENED_SUMS: Final = Attack(
-    name="ratings in secure sums",
-    needs=Shown.RATING_SUMS,
-    claim="rows with one rater; chance",
-    reads=lambda seen: [one for one in seen.ratings if one.total is not None],
-    by=_with_initial_factors,
-)
