@@ -64,9 +64,8 @@ from tessera.rounds.events import RoundFinished
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.noise import noise_of
 from tessera.rounds.root import simulated_coins
-from tessera.simulation.cohort_training import TrainingOutcome
 from tessera.simulation.federation import Federation
-from tessera.simulation.subcohort import Participant
+from tessera.simulation.subcohort import Participant, TrainingOutcome
 
 WORDS: Final = sfsl.ITEMS * (sfsl.COLUMNS + 1) + sfsl.DENSE
 EACH: Final = DPPlan(unit="user", noise=1.0, trust=Trust.EACH)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -56,12 +56,13 @@ from tessera.protocols.secagg.session import neighbourhood
 from tessera.rounds import select
 from tessera.rounds.client import ClientRound
 from tessera.rounds.messages import Download
+from tessera.rounds.role_setup import HelperRoundSetup, ServerRoundSetup
 from tessera.rounds.server import ServerRound
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound
-from tessera.simulation.cohort_training import between_messages
 from tessera.simulation.simulator import Simulator
+from tessera.simulation.subcohort import between_messages
 from tessera.simulation.two_server import TwoServerSetup
 from tessera.wire.index_set import client_array
 
@@ -162,13 +163,11 @@ def run(setting: RoundSetting, plan: Plan) -> Run:
     clients: dict[ClientId, Any] = {}
     sleepers: dict[ClientId, Sleeper] = {}
     for me, given in sfsl.own_of(setting, plan, cohort).items():
-        clients[me] = ClientRound(plan, ROUND, me, **given)
+        clients[me] = ClientRound(given)
         if me in cohort[::EVERY]:
-            sleepers[me] = clients[me] = Sleeper(clients[me], partial(_client, plan, me, given))
-    model = sfsl.model_of(setting, plan)
-    server = Sleeper(
-        sfsl.server_of(setting, plan), partial(_server, plan, clients, model), by_phase=True
-    )
+            sleepers[me] = clients[me] = Sleeper(clients[me], partial(_woken, ClientRound, given))
+    as_server = sfsl.server_setup(setting, plan)
+    server = Sleeper(ServerRound(as_server), partial(_woken, ServerRound, as_server), by_phase=True)
     first_messages = {c: client.start() for c, client in clients.items()}
     simulator = Simulator(
         server,
@@ -200,18 +199,18 @@ def sampled(setting: RoundSetting, plan: Plan) -> Spent:
     cohort = range(setting.clients)
     server, spent = sfsl.server_of(setting, plan), []
     given = sfsl.own_of(setting, plan, cohort)
-    clients = {me: ClientRound(plan, ROUND, me, **own) for me, own in given.items()}
+    clients = {me: ClientRound(own) for me, own in given.items()}
     for me, client in clients.items():
         for out in client.start():
             server.receive(me, out.data)
     roster = next(out.data for out in server.close_phase() if out.kind == Roster.__name__)
     hood = neighbourhood(plan.secagg(ROUND), wire.decode(roster))
-    held = [given[me]["local"].real["goods"] for me in clients]
+    held = [given[me].local.real["goods"] for me in clients]
     union = select.opened_union(plan, ROUND, distinct(np.concatenate(held)))
     everybody = client_array(clients)
     for me in list(clients)[:: setting.clients // SAMPLED][:SAMPLED]:
         say(f"  client {me}")
-        sleeper = Sleeper(clients[me], partial(_client, plan, me, given[me]))
+        sleeper = Sleeper(clients[me], partial(_woken, ClientRound, given[me]))
         take = partial(_take, sleeper)
         sleeper.receive(SERVER, roster)
         boxes = {c: (bytes(BOX_BYTES),) * 2 for c in clients if c != me and hood.holds(me, c)}
@@ -246,29 +245,16 @@ def between_two(setting: RoundSetting) -> list[tuple[str, Spent, float]]:
     entropy = ScriptedEntropy(b"wake")
     setup = TwoServerSetup.of(entropy, plan.federation)
     signers = identities(cohort, entropy, plan.federation)
-    model = sfsl.model_of(setting, plan)
-    shared = {**model, "servers": setup.servers}
-    as_leader = {**shared, "key": setup.leader, "identity": signers[cohort[0]]}
-    as_helper = {
-        **shared,
-        "keys": setup.helper,
-        "directory": signers[cohort[0]].directory,
-        "replay_guard": setup.replay_guard,
-    }
-    leader = Sleeper(
-        LeaderRound(plan, ROUND, cohort, entropy=entropy, **as_leader),
-        lambda stored: LeaderRound.wake(*stored, plan, ROUND, cohort, **as_leader),
-        by_phase=True,
-    )
-    helper = Sleeper(
-        HelperRound(plan, ROUND, entropy=entropy, **as_helper),
-        lambda stored: HelperRound.wake(*stored, plan, ROUND, **as_helper),
-        by_phase=True,
-    )
+    model = {"plan": plan, "round_id": ROUND, **sfsl.model_of(setting, plan)}
+    one = signers[cohort[0]]
+    own = replace(setup.leader_party, row_tags=None)
+    as_leader = ServerRoundSetup(**model, invited=cohort, own=own, identity=one)
+    own_helper = replace(setup.helper_party, row_tags=None)
+    as_helper = HelperRoundSetup(**model, own=own_helper, directory=one.directory)
+    leader = Sleeper(LeaderRound(as_leader), partial(_woken, LeaderRound, as_leader), by_phase=True)
+    helper = Sleeper(HelperRound(as_helper), partial(_woken, HelperRound, as_helper), by_phase=True)
     clients = {
-        me: TwoServerClientRound(
-            plan, ROUND, me, **own, identity=signers[me], servers=setup.servers
-        )
+        me: TwoServerClientRound(replace(own, identity=signers[me], servers=setup.servers))
         for me, own in sfsl.own_of(setting, plan, range(setting.clients)).items()
     }
     first_messages = {c: client.start() for c, client in clients.items()}
@@ -299,14 +285,8 @@ def typical(spent: Sequence[Spent]) -> Spent:
     )
 
 
-def _client(plan: Plan, me: ClientId, given: Mapping[str, Any], stored: Any) -> ClientRound:
-    return ClientRound.wake(*stored, plan, ROUND, me, **given)
-
-
-def _server(
-    plan: Plan, cohort: Iterable[ClientId], model: Mapping[str, Any], stored: Any
-) -> ServerRound:
-    return ServerRound.wake(*stored, plan, ROUND, cohort, **model)
+def _woken(kind: Any, setup: Any, stored: Any) -> Any:
+    return kind.wake(*stored, setup)
 
 
 def measure(clients: int, large: int, repeats: int) -> list[machine.Row]:

@@ -33,8 +33,8 @@ from tessera.privacy.masks import indicator
 from tessera.protocols.secagg.params import GraphKind
 from tessera.rounds.root import lasting_secret
 from tessera.runs.central import CentralTraining
+from tessera.runs.client_training import Trainer
 from tessera.runs.folder import CHECKPOINT
-from tessera.runs.learners import Trainer
 from tessera.runs.training import Training, complete
 from tessera.tasks import Task, known
 

@@ -41,13 +41,14 @@ from tessera.protocols.two_server.params import Read, TwoServerParams, TwoServer
 from tessera.protocols.two_server.read.row_tags import RowTagCache, row_digests
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds.local_state import LocalState
+from tessera.rounds.role_setup import ClientRoundSetup, HelperRoundSetup, ServerRoundSetup
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.domain import two_server_params
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound
 from tessera.rounds.words import RoundResult
-from tessera.simulation.cohort_training import between_messages
 from tessera.simulation.simulator import WORK, Simulator, Work
+from tessera.simulation.subcohort import between_messages
 from tessera.simulation.two_server import TwoServerSetup
 
 # --- meter ----------------------------------------------------------------------------------------
@@ -343,48 +344,40 @@ def _run(
     signers = identities(names, entropy, plan.federation)
     maps = sfsl.derived_maps(setting, plan)
     dense = np.zeros(plan.model.dense, dtype=np.float32)
+    model: Any = {"dense": dense, "tables": tables, "derived": maps}
     server = LeaderRound(
-        plan,
-        ROUND,
-        names,
-        dense=dense,
-        tables=tables,
-        derived=maps,
-        entropy=entropy,
-        servers=setup.servers,
-        key=setup.leader,
-        identity=signers[names[0]],
-        row_tags=tags[0],
+        ServerRoundSetup(
+            plan=plan,
+            round_id=ROUND,
+            **model,
+            invited=names,
+            own=replace(setup.leader_party, row_tags=tags[0]),
+            identity=signers[names[0]],
+        )
     )
-    ready, helper = timed(  # the model as both servers hold it
-        lambda: HelperRound(
-            plan,
-            ROUND,
-            dense=dense,
-            tables=tables,
-            derived=maps,
-            servers=setup.servers,
-            keys=setup.helper,
-            directory=signers[names[0]].directory,
-            replay_guard=setup.replay_guard,
-            entropy=entropy,
-            row_tags=tags[1],
-        ),
-        1,
+    as_helper = HelperRoundSetup(
+        plan=plan,
+        round_id=ROUND,
+        **model,
+        own=replace(setup.helper_party, row_tags=tags[1]),
+        directory=signers[names[0]].directory,
     )
+    ready, helper = timed(lambda: HelperRound(as_helper), 1)  # the model as both servers hold it
     clients = {
         me: TwoServerClientRound(
-            plan,
-            ROUND,
-            me,
-            local=LocalState(
-                real={"goods": setting.market.client(int(me))},
-                periods=MemoryPeriods(),
-                derived=maps,
-            ),
-            entropy=entropy,
-            identity=signers[me],
-            servers=setup.servers,
+            ClientRoundSetup(
+                plan=plan,
+                round_id=ROUND,
+                party=me,
+                local=LocalState(
+                    real={"goods": setting.market.client(int(me))},
+                    periods=MemoryPeriods(),
+                    derived=maps,
+                ),
+                entropy=entropy,
+                identity=signers[me],
+                servers=setup.servers,
+            )
         )
         for me in names
     }

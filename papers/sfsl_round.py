@@ -32,8 +32,7 @@ from papers.sfsl_holdings import Market
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.learning.tables.initial import Uniform
-from tessera.learning.tables.spec import DerivedMap, TableSpec
+from tessera.learning.tables.spec import DerivedMap, TableSpec, Uniform
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
 from tessera.learning.tables.table import LazyTable, StoredTable
 from tessera.plan import DPPlan, ModelPlan, Plan, Precision, PrivacyPlan, TablePlan, UnionPlan
@@ -42,12 +41,12 @@ from tessera.protocols.union.choice import EncodingChoice
 from tessera.rounds import schemes
 from tessera.rounds.client import ClientRound
 from tessera.rounds.local_state import LocalState
+from tessera.rounds.role_setup import ClientRoundSetup, ServerParty, ServerRoundSetup
 from tessera.rounds.server import ServerRound
 from tessera.simulation import views
-from tessera.simulation.cohort_training import between_messages
 from tessera.simulation.faults import Drop, Fault
 from tessera.simulation.simulator import PhaseEnd, Simulator
-from tessera.simulation.subcohort import Counted, Stopwatch
+from tessera.simulation.subcohort import Counted, Stopwatch, between_messages
 from tessera.simulation.views import Views
 
 USERS: Final = 49_023
@@ -144,29 +143,40 @@ def clients_of(
 ) -> dict[ClientId, ClientRound]:
     """Some clients of the cohort, before their first word."""
     given = own_of(setting, plan, numbers, periods)
-    return {me: ClientRound(plan, ROUND, me, **own) for me, own in given.items()}
+    return {me: ClientRound(setup) for me, setup in given.items()}
 
 
 def own_of(
     setting: RoundSetting, plan: Plan, numbers: Sequence[int], periods: PeriodStore | None = None
-) -> dict[ClientId, dict[str, Any]]:
+) -> dict[ClientId, ClientRoundSetup]:
     """What these clients' roles are given."""
     market, maps = setting.market, derived_maps(setting, plan)
     entropy = ScriptedEntropy(b"sfsl")
-    found: dict[ClientId, dict[str, Any]] = {}
+    found = {}
     for number in numbers:
         real = {"goods": market.client(number)}
         if not schemes.of(plan).by_rows:
             real["users"] = np.array([number], dtype=np.uint64)
         local = LocalState(real=real, periods=periods or MemoryPeriods(), derived=maps)
-        found[ClientId(number)] = {"local": local, "entropy": entropy}
+        me = ClientId(number)
+        found[me] = ClientRoundSetup(
+            plan=plan, round_id=ROUND, party=me, local=local, entropy=entropy
+        )
     return found
 
 
 def server_of(setting: RoundSetting, plan: Plan) -> ServerRound:
-    cohort = [ClientId(i) for i in range(setting.clients)]
-    model = model_of(setting, plan)
-    return ServerRound(plan, ROUND, cohort, entropy=ScriptedEntropy(b"sfsl"), **model)
+    return ServerRound(server_setup(setting, plan))
+
+
+def server_setup(setting: RoundSetting, plan: Plan) -> ServerRoundSetup:
+    return ServerRoundSetup(
+        plan=plan,
+        round_id=ROUND,
+        **model_of(setting, plan),
+        invited=[ClientId(i) for i in range(setting.clients)],
+        own=ServerParty(entropy=ScriptedEntropy(b"sfsl")),
+    )
 
 
 def model_of(setting: RoundSetting, plan: Plan) -> dict[str, Any]:

@@ -22,10 +22,9 @@ from typing import Final
 import numpy as np
 
 from papers.subject_dp_shops import DELTA, MOVIELENS, RETAIL, SHOPS, Ints, Records, ShopData, Values
-from tessera.crypto.coins import CoinStream
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.noise import DEVIATION, dense_noise
-from tessera.crypto.prg import Label, Stream
+from tessera.crypto.prg import CoinStream, Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.privacy.dp.guarantee import Observer, Trust, Unit
 from tessera.privacy.dp.noise_setting import Coins, Drawn, NoiseSetting, Sampling, Visibility

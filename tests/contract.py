@@ -52,7 +52,10 @@ Wake = Callable[[bytes, Mapping[bytes, bytes]], Any]
 SEALED = frozenset({"Query", "WriteReport", "HelperAnswer"})
 """Messages with a sealed box inside, which draws randomness of its own: made once, then stored."""
 
-TAPED = ("receive", "close_phase", "submit", "begin_stage", "prepare", "start", "supply")
+TAPED = (
+    *("receive", "close_phase", "submit", "begin_stage", "prepare", "start", "supply"),
+    *("deliver", "fix"),
+)
 REASON = "for a test"
 
 

@@ -31,7 +31,8 @@ from tessera.learning.tables import own_rows
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg import server
 from tessera.protocols.secagg.phases import StageSum
-from tessera.rounds.roles import ClientParty, StoredRole, roles_of
+from tessera.rounds.role_setup import ClientRoundSetup, StoredRole
+from tessera.rounds.roles import client_role
 from tessera.rounds.root import lasting_secret
 from tessera.simulation.faults import Fault
 from tessera.simulation.federation import Federation
@@ -344,19 +345,24 @@ def restarting(restarts: Restarts) -> Iterator[None]:
     """Clients of simulated rounds are dropped after some steps, and woken from what they stored."""
     made = Federation._client
 
-    def client(self: Federation, drawn: Any, part: Any, name: ClientId, signers: Any) -> Any:
-        role = made(self, drawn, part, name, signers)
+    def client(
+        self: Federation, drawn: Any, part: Any, name: ClientId, signers: Any, ideal: Any = None
+    ) -> Any:
+        role = made(self, drawn, part, name, signers, ideal)
         steps = restarts.get((int(drawn.round_id), part.named[name]), frozenset())
         if not steps:
             return role
-        party = ClientParty(
+        setup = ClientRoundSetup(
+            plan=part.plan,
+            round_id=drawn.round_id,
+            party=name,
             local=self.participants[part.named[name]].local,
             entropy=_Exhausted(),
             identity=signers[name],
         )
 
         def wake(stored: StoredRole) -> Any:
-            return roles_of(part.plan).client(part.plan, drawn.round_id, name, party, stored)
+            return client_role(setup, stored)
 
         return _Restarted(role, steps, wake)
 

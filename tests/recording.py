@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
+import groups
 import harness
 import two_servers
+import waiting_group
 from rounds import population
 from tessera import wire
 from tessera.crypto.entropy import RootedEntropy
@@ -214,7 +216,7 @@ def plain_records() -> list[bytes]:
 
 @lru_cache
 def round_messages() -> tuple[bytes, ...]:
-    """Messages of training rounds besides their secure sums: plain sums, two servers."""
+    """Messages of training rounds besides their secure sums: plain sums, two servers, groups."""
     found = []
     for scheme in ("submodel", "secure-submodel"):
         views = Views()
@@ -225,7 +227,8 @@ def round_messages() -> tuple[bytes, ...]:
     over = RoundOver.of(RoundId(12), RoundOutcome.DONE, "for a test")
     tombstone = Over(outcome=over.outcome, reason=over.reason)
     ends = (wire.encode(over), wire.encode(tombstone))
-    return tuple(dict.fromkeys([*found, *two_servers.records(), *ends, *before_rounds()]))
+    made = [*two_servers.records(), *groups.records(), *waiting_group.records()]
+    return tuple(dict.fromkeys([*found, *made, *ends, *before_rounds()]))
 
 
 def before_rounds() -> list[bytes]:

@@ -96,6 +96,8 @@ def test_a_diagram_that_differs_from_the_tables_is_noticed(
     drifted.write_text(text.replace("Resting --> Ready", "Resting --> Finished"), encoding="utf-8")
     tables = SECAGG.with_name("two-servers.md").read_text(encoding="utf-8")
     (tmp_path / "two-servers.md").write_text(tables, encoding="utf-8")
+    groups = SECAGG.with_name("epochs.md").read_text(encoding="utf-8")
+    (tmp_path / "epochs.md").write_text(groups, encoding="utf-8")
     monkeypatch.setattr(drawing(), "PAGES", tmp_path)
     monkeypatch.setattr(drawing(), "ROOT", tmp_path)
     assert drawing().main(["--check"]) == 1

@@ -15,7 +15,7 @@ from tessera.errors import ConfigError
 from tessera.learning.averaging import ServerStep
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan import Plan, UpdatePlan
-from tessera.runs.learners import Trainer
+from tessera.runs.client_training import Trainer
 from tessera.runs.training import Training, complete
 
 SMALL = {"users": 20, "items": 90, "examples": 8, "history": 4}

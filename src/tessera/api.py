@@ -30,20 +30,20 @@ from tessera.rounds import schemes
 from tessera.rounds.events import Event
 from tessera.rounds.noise import noise_of
 from tessera.runs.central import CentralTraining
+from tessera.runs.client_training import Trainer
 from tessera.runs.description import describe, digest_of
 from tessera.runs.folder import (
     CHECKPOINT,
     HELPER_KEY,
     LABELS,
     REPORT,
+    ROOT,
     TRUTH,
     VIEWS,
     RunFolder,
     free_folder,
     never_began,
 )
-from tessera.runs.learners import Trainer
-from tessera.runs.run_root import ROOT
 from tessera.runs.setup import SetupProgress
 from tessera.runs.training import Training, complete
 from tessera.runs.truth import write_box_key, write_labels, write_truth

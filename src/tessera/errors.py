@@ -5,6 +5,15 @@
     |  `- DataMissing     the files of a published data set are not there; fetch them
     |- PeerError          the other side broke the protocol; drop that peer, the round may go on
     |- ServerFault        the server broke the protocol; this client has left the round for good
+    |  `- GroupFault      the group that a client was given is not proven; it has not joined
+    |     |- ForkedSnapshot
+    |     |- SkippedSnapshot
+    |     |- SmallSnapshot
+    |     |- WrongBeacon
+    |     |- WrongMember
+    |     |- TwoGroups
+    |     |- WrongSignature
+    |     `- ExpiredLeaf
     |- RoundAborted       too few answered; nothing was revealed, a new round may start
     |- RoundIsOver        the round has ended and its state is erased; the message came too late
     |- MisuseError        our caller broke the contract: a bug on this side, never caught inside
@@ -93,6 +102,50 @@ class ServerFault(TesseraError):
         self.reason = reason
         self.round_id = round_id
         self.phase = phase
+
+
+class GroupFault(ServerFault):
+    """The group that a client was given does not follow from what was signed. It has not joined.
+
+    Of a party that reveals values of a beacon: it has revealed nothing.
+    """
+
+    def __init__(self, reason: str, *, snapshot: int) -> None:
+        super().__init__(reason, round_id=RoundId(0), phase="membership")
+        self.args = (f"snapshot {snapshot}: {reason}",)
+        self.snapshot = snapshot
+
+
+class ForkedSnapshot(GroupFault):
+    """Two snapshots of one number, or one that does not follow the one before it."""
+
+
+class SkippedSnapshot(GroupFault):
+    """Snapshots are missing, or a client was left out of one in which it had its turn."""
+
+
+class SmallSnapshot(GroupFault):
+    """Too few newcomers: their neighbours could be chosen by whoever adds clients."""
+
+
+class WrongBeacon(GroupFault):
+    """A value is missing, is not the committed one, or is for another snapshot."""
+
+
+class WrongMember(GroupFault):
+    """A leaf is not the one that the beacon puts into the group."""
+
+
+class TwoGroups(GroupFault):
+    """A client has a group already, or is twice in one."""
+
+
+class WrongSignature(GroupFault):
+    """A snapshot or a value of the beacon that its party did not sign."""
+
+
+class ExpiredLeaf(GroupFault):
+    """A member's certificate is past its date."""
 
 
 class RoundAborted(TesseraError):

@@ -30,8 +30,7 @@ from tessera.plan import Plan, Scheme, SimulationPlan, TaskPlan
 from tessera.runs import export as exports
 from tessera.runs.central import CentralTraining
 from tessera.runs.export import export_run
-from tessera.runs.folder import CHECKPOINT, MODEL, PLAN, ROUNDS, RUN, RunFolder
-from tessera.runs.run_root import entropy_of
+from tessera.runs.folder import CHECKPOINT, MODEL, PLAN, ROUNDS, RUN, RunFolder, entropy_of
 from tessera.runs.training import Training, complete
 from tessera.tasks import Task
 

@@ -37,23 +37,29 @@ TWO_SIDES: Final = {
     Label.SHARE_COEFFICIENTS: {"protocols/secagg/states.py", "crypto/shamir.py"},
     Label.RETRIEVAL_POINTS: {"protocols/two_server/read/client.py"},
     Label.ROUNDING: {
-        "rounds/client.py",
         "rounds/clipped_vector.py",
         "rounds/encode.py",
-        "rounds/two_server/client.py",
+        "rounds/epochs/work.py",
+        "rounds/training_client.py",
     },
     # Of a party's root: a client's, a server's; then the words of each part.
     Label.SUM_NOISE: {
         "protocols/two_server/write/helper.py",
         "protocols/two_server/write/sums.py",
         "rounds/clipped_vector.py",
+        "rounds/epochs/course.py",
         "rounds/noise.py",
         "rounds/server.py",
-        "rounds/two_server/helper.py",
+        "rounds/two_server/ideal.py",
         "rounds/two_server/leader.py",
     },
     Label.KEY_PERIOD_ROOT: {"protocols/two_server/write/client.py", "rounds/two_server/ideal.py"},
-    Label.UNION_COINS: {"rounds/client.py", "rounds/words.py", "rounds/two_server/client.py"},
+    Label.UNION_COINS: {
+        "rounds/client.py",
+        "rounds/epochs/work.py",
+        "rounds/words.py",
+        "rounds/two_server/client.py",
+    },
     Label.DECOYS: {"rounds/select.py", "rounds/two_server/client.py"},
     Label.MEASUREMENT: {"simulation/calibration.py"},  # keys that protect nothing
 }

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.crypto import kernel
-from tessera.crypto.coins import CoinStream
 from tessera.crypto.kernel.noise import AliasEntries
 from tessera.crypto.noise import (
     BASE,
@@ -26,7 +25,7 @@ from tessera.crypto.noise import (
     discrete_gaussian,
     table,
 )
-from tessera.crypto.prg import Stream
+from tessera.crypto.prg import CoinStream, Stream
 from tessera.errors import MisuseError
 
 STREAM = Stream(bytes(range(16)), bytes(8))

@@ -16,8 +16,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tessera.crypto.coins import CoinStream
-from tessera.crypto.prg import Label, Stream
+from tessera.crypto.prg import CoinStream, Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError

@@ -15,9 +15,8 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor, nn
 
-from tessera.crypto.coins import CoinStream
 from tessera.crypto.noise import DEVIATION
-from tessera.crypto.prg import Stream
+from tessera.crypto.prg import CoinStream, Stream
 from tessera.crypto.secret import Secret
 from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
@@ -37,7 +36,7 @@ from tessera.learning.training.vectorised import step as step_module
 from tessera.learning.training.vectorised.check import best_noisy
 from tessera.learning.training.vectorised.noisy import NoisyVectorised
 from tessera.rounds.clipped_vector import clipped_update, noisy_update
-from tessera.runs.learners import Trainer, choose_noisy
+from tessera.runs.client_training import Trainer, choose_noisy
 from tests.learning.test_cohort import Clicks, WithBatchStatistics, cohort, examples, job
 
 SIZES = (9, 0, 1, 30, 2, 7)

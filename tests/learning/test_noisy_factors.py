@@ -12,7 +12,7 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from torch.func import functional_call
 
-from tessera.audit.canaries import Guessing, likelihood_ratios
+from tessera.audit.canary_training import Guessing, likelihood_ratios
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret

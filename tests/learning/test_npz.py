@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.learning.tables.arrays import read_npz
+from tessera.learning.tables.submodel import read_npz
 
 
 @given(shape=st.lists(st.integers(0, 4), max_size=3), kind=st.sampled_from(["<i8", "<f4", "|u1"]))

@@ -22,8 +22,7 @@ from numpy.testing import assert_array_equal
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
 from tessera.learning.tables import store as store_module
-from tessera.learning.tables.initial import Normal, Uniform, Zeros
-from tessera.learning.tables.spec import TableSpec
+from tessera.learning.tables.spec import Normal, TableSpec, Uniform, Zeros
 from tessera.learning.tables.store import ModelStore
 from tessera.learning.tables.table import DenseTable, LazyTable, StoredTable
 

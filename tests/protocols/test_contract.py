@@ -14,11 +14,14 @@ import pytest
 import contract
 import harness
 import two_servers
+import waiting_group
 from contract import CHECKS, Case, Tape
 from tessera import wire
 from tessera.crypto.ring import Ring
-from tessera.errors import RoundAborted
+from tessera.errors import PeerError, RoundAborted, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, TableId
+from tessera.protocols.epochs.member import GroupMember
+from tessera.protocols.epochs.server import GroupServer
 from tessera.protocols.machine import Aborted, Left, Outbound
 from tessera.protocols.plain import (
     NamingRows,
@@ -64,6 +67,8 @@ ROLES = (
     WriteClient,
     WriteLeader,
     WriteHelper,
+    GroupMember,
+    GroupServer,
 )
 WITH_HEADER = (RetrievalLeader, RetrievalHelper, WriteLeader, WriteHelper)
 
@@ -283,6 +288,75 @@ def round_with_hints() -> list[Case]:
     return [tape.case for tape in roles.tapes]
 
 
+# --- groups that wait -----------------------------------------------------------------------------
+
+
+class TapedGroup(waiting_group.Waiting):
+    """A group whose roles are recorded, each epoch by itself: what was said in another is not a
+    repetition but a message of another epoch."""
+
+    def __init__(self) -> None:
+        self.tapes: list[Tape] = []
+        super().__init__(waiting_group.fixed_group(3))
+
+    def begin(self, name: str, *parties: Party) -> None:
+        """New tapes for these from here on."""
+        for party in parties:
+            role = self.server if party == SERVER else self.members[party]
+            tape = self.taped(f"groups, {name}", party, getattr(role, "role", role))
+            self.tapes.append(tape)
+            if party == SERVER:
+                self.server = tape
+            else:
+                self.members[party] = tape
+
+    def taped(self, name: str, party: Party, role: Any) -> Tape:
+        own = self.server_setup if party == SERVER else self.setups[party]
+        strange = [
+            replace(own, group=waiting_group.fixed_group(3, **changed))
+            for changed in ({"number": 99}, {"plan": OTHER_PLAN})
+        ]
+        strange += [each for each in self.setups.values() if party not in (SERVER, each.party)]
+
+        def wake(setup: Any) -> Any:
+            return lambda s, m: type(role).wake(s, m, setup)
+
+        return Tape(f"{name}: {party}", role, lambda: wake(own), *map(wake, strange))
+
+
+def waiting_rounds() -> list[Case]:
+    """Keys and two epochs; a member that asks too early, one that asks again, and late copies."""
+    run = TapedGroup()
+    run.begin("keys", SERVER)
+    run.join()
+    run.begin("keys", *run.members)
+    first, second, third = run.group.members
+    for client in (first, first, third):
+        run.fetch(client)
+    for epoch in (1, 2):
+        run.begin(f"epoch {epoch}", SERVER)
+        run.fix(waiting_group.header(epoch, inputs={}))
+        run.fix(waiting_group.header(epoch))
+        for client in (second, first, third):
+            run.begin(f"epoch {epoch}", client)
+            run.fetch(client)
+            run.fetch(client)
+            sent = run.compute(client)
+            assert run.fetch(client) == sent
+            run.say(client, sent)
+            run.fetch(client)
+        assert run.server.opened is not None
+        with pytest.raises(PeerError):
+            run.say(first, [replace(sent[0], data=run.members[second].resend()[0].data)])
+    run.begin("fooled", SERVER, first)
+    run.fix(waiting_group.header(3))
+    answer = wire.decode(run.ask(first)[0].data)
+    short = replace(answer.certificate, entries=answer.certificate.entries[:2])
+    with pytest.raises(ServerFault):
+        run.members[first].receive(SERVER, wire.encode(replace(answer, certificate=short)))
+    return [tape.case for tape in run.tapes]
+
+
 @lru_cache
 def cases() -> tuple[Case, ...]:
     made = [
@@ -294,6 +368,7 @@ def cases() -> tuple[Case, ...]:
         *two_server_round("unchecked", two_servers.table(read=Read.POINTS)),
         *aborted_write(),
         *round_with_hints(),
+        *waiting_rounds(),
     ]
     return tuple(contract.known(made))
 

@@ -9,8 +9,7 @@ import numpy as np
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.keys import Identity
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.learning.tables.initial import Uniform
-from tessera.learning.tables.spec import DerivedMap, TableSpec
+from tessera.learning.tables.spec import DerivedMap, TableSpec, Uniform
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
 from tessera.learning.tables.table import LazyTable
 from tessera.plan import ModelPlan, Plan, PrivacyPlan, Scheme, SecurityPlan, TablePlan, UnionPlan
@@ -21,9 +20,8 @@ from tessera.rounds.client import ClientRound
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.noise import noise_of
 from tessera.rounds.root import simulated_coins
-from tessera.simulation.cohort_training import TrainingOutcome, one_by_one
 from tessera.simulation.federation import Federation
-from tessera.simulation.subcohort import Participant
+from tessera.simulation.subcohort import Participant, TrainingOutcome, one_by_one
 from tessera.simulation.views import Views
 
 GOODS, CATEGORIES, WIDTH, DENSE = 200, 12, 3, 5

@@ -12,8 +12,7 @@ from rounds.population import DENSE, WIDTH, derived, plan, specs, sum_union
 from tessera.crypto.entropy import Entropy, ScriptedEntropy
 from tessera.crypto.keys import identities
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
-from tessera.learning.tables.initial import Uniform
-from tessera.learning.tables.spec import TableSpec
+from tessera.learning.tables.spec import TableSpec, Uniform
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
 from tessera.learning.tables.table import LazyTable
 from tessera.plan import Plan, TablePlan, TwoServerPlan
@@ -21,12 +20,12 @@ from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.two_server.key_period import MemoryStore, OwnKeys
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.local_state import LocalState
+from tessera.rounds.role_setup import ClientRoundSetup, HelperRoundSetup, ServerRoundSetup
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound
-from tessera.simulation.cohort_training import one_by_one
 from tessera.simulation.federation import Federation
-from tessera.simulation.subcohort import Participant
+from tessera.simulation.subcohort import Participant, one_by_one
 from tessera.simulation.two_server import TwoServerSetup
 from tessera.simulation.views import Views
 
@@ -145,49 +144,64 @@ class Roles:
             "derived": derived(),
         }
 
-    def given_to_leader(self) -> dict:
-        return {
-            "servers": self.setup.servers,
-            "key": self.setup.leader,
-            "identity": self.signers[FIRST],
+    def leader_setup(self, number: RoundId = ROUND, **own) -> ServerRoundSetup:
+        """`own`: what differs of what the leader has for all rounds."""
+        unused = {"row_tags": None, "key_store": None}
+        return ServerRoundSetup(
+            plan=self.settings,
+            round_id=number,
+            invited=self.signers,
+            own=replace(self.setup.leader_party, **{**unused, **own}),
+            identity=self.signers[FIRST],
             **self.model(),
-        }
+        )
 
-    def leader(self, number: RoundId = ROUND, **changes) -> LeaderRound:
-        given = {"entropy": self.entropy, **self.given_to_leader(), **changes}
-        return LeaderRound(self.settings, number, self.signers, **given)
+    def leader(self, number: RoundId = ROUND, **own) -> LeaderRound:
+        return LeaderRound(self.leader_setup(number, **own))
 
-    def given_to_helper(self) -> dict:
-        return {
-            "servers": self.setup.servers,
-            "keys": self.setup.helper,
-            "directory": next(iter(self.signers.values())).directory,
-            "replay_guard": self.setup.replay_guard,
-            **self.model(),
-        }
+    def helper_setup(
+        self, number: RoundId = ROUND, model: dict | None = None, **own
+    ) -> HelperRoundSetup:
+        """The same of the helper."""
+        unused = {"row_tags": None, "key_store": None}
+        return HelperRoundSetup(
+            plan=self.settings,
+            round_id=number,
+            own=replace(self.setup.helper_party, **{**unused, **own}),
+            directory=self.signers[FIRST].directory,
+            **{**self.model(), **(model or {})},
+        )
 
-    def helper(self, number: RoundId = ROUND, **changes) -> HelperRound:
-        given = {"entropy": self.entropy, **self.given_to_helper(), **changes}
-        return HelperRound(self.settings, number, **given)
+    def helper(self, number: RoundId = ROUND, model: dict | None = None, **own) -> HelperRound:
+        return HelperRound(self.helper_setup(number, model, **own))
 
-    def client(
+    def client_setup(
         self,
         me: ClientId = FIRST,
         number: RoundId = ROUND,
         *,
         own_keys: MemoryStore[OwnKeys] | None = None,
         **changes,
-    ) -> TwoServerClientRound:
-        given = {"servers": self.setup.servers, "identity": self.signers[me], **changes}
+    ) -> ClientRoundSetup:
         local = LocalState(
             real={"goods": np.array([1, 5], dtype=np.uint64)},
             periods=MemoryPeriods(),
             derived=derived(),
             own_keys=own_keys or MemoryStore(),
         )
-        return TwoServerClientRound(
-            self.settings, number, me, local=local, entropy=self.entropy, **given
+        given = {"local": local, "identity": self.signers[me], **changes}
+        return ClientRoundSetup(
+            plan=self.settings,
+            round_id=number,
+            party=me,
+            entropy=self.entropy,
+            **{"servers": self.setup.servers, **given},
         )
+
+    def client(
+        self, me: ClientId = FIRST, number: RoundId = ROUND, **changes
+    ) -> TwoServerClientRound:
+        return TwoServerClientRound(self.client_setup(me, number, **changes))
 
     def summed_client(self) -> TwoServerClientRound:
         """Client 0, which has done its part of the union's sum and waits for the union."""

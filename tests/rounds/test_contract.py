@@ -24,13 +24,14 @@ from tessera.protocols.machine import Left
 from tessera.rounds.client import ClientRound
 from tessera.rounds.client_states import NotStarted, TrainedModel
 from tessera.rounds.local_state import LocalState
+from tessera.rounds.role_setup import ClientRoundSetup, ServerParty, ServerRoundSetup
 from tessera.rounds.server import RoundStopped, ServerRound
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound
-from tessera.simulation.cohort_training import between_messages
 from tessera.simulation.faults import Drop, Fault, Lie
 from tessera.simulation.simulator import Simulator
+from tessera.simulation.subcohort import between_messages
 
 COHORT, ROUND = 4, RoundId(1)
 ENTROPY = ScriptedEntropy(b"contract of rounds")
@@ -56,42 +57,41 @@ class Roles:
         }
 
     def server(self) -> ServerRound:
-        return ServerRound(
-            self.settings,
-            ROUND,
-            self.cohort,
-            entropy=ENTROPY,
+        return ServerRound(self.server_setup(self.settings, ROUND))
+
+    def server_setup(self, settings: Plan, round_id: RoundId) -> ServerRoundSetup:
+        return ServerRoundSetup(
+            plan=settings,
+            round_id=round_id,
+            invited=self.cohort,
+            own=ServerParty(entropy=ENTROPY),
             identity=self.signers[ClientId(0)],
             **self.model,
         )
 
     def client(self, me: ClientId) -> ClientRound:
-        given = {"local": self.locals[me], "entropy": ENTROPY, "identity": self.signers[me]}
-        return ClientRound(self.settings, ROUND, me, **given)
+        return ClientRound(self.client_setup(me, self.settings, ROUND))
+
+    def client_setup(self, me: ClientId, settings: Plan, round_id: RoundId) -> ClientRoundSetup:
+        return ClientRoundSetup(
+            plan=settings,
+            round_id=round_id,
+            party=me,
+            local=self.locals[me],
+            entropy=ENTROPY,
+            identity=self.signers[me],
+        )
 
     def wake(self, party: Party, settings: Plan, round_id: RoundId) -> Wake:
         """What wakes a party of this plan and round, with what it remembers copied each time."""
         if party == SERVER:
-            return lambda snapshot, messages: ServerRound.wake(
-                snapshot,
-                messages,
-                settings,
-                round_id,
-                self.cohort,
-                identity=self.signers[ClientId(0)],
-                **self.model,
-            )
+            setup = self.server_setup(settings, round_id)
+            return lambda snapshot, messages: ServerRound.wake(snapshot, messages, setup)
         assert not isinstance(party, str)
         held = copy.deepcopy(self.locals[party])
+        given = self.client_setup(party, settings, round_id)
         return lambda snapshot, messages: ClientRound.wake(
-            snapshot,
-            messages,
-            settings,
-            round_id,
-            party,
-            local=copy.deepcopy(held),
-            entropy=ENTROPY,
-            identity=self.signers[party],
+            snapshot, messages, replace(given, local=copy.deepcopy(held))
         )
 
     def tape(self, name: str, party: Party, role: Any) -> Tape:

@@ -22,12 +22,13 @@ from tessera.plan import Plan, SimulationPlan
 from tessera.rounds import schemes
 from tessera.rounds.course import Course, DrawnRound, HelperCourse, PartOutcome, RoundPart
 from tessera.rounds.events import RoundAbort, RoundFinished
-from tessera.rounds.roles import ClientParty, ServerParty, roles_of
+from tessera.rounds.role_setup import ClientRoundSetup, ServerParty
+from tessera.rounds.roles import client_role
 from tessera.rounds.schemes import SCHEMES
 from tessera.rounds.server_model import ServerModel
-from tessera.simulation.cohort_training import between_messages
 from tessera.simulation.faults import Drop, random_dropouts
 from tessera.simulation.simulator import Simulator
+from tessera.simulation.subcohort import between_messages
 from tessera.simulation.two_server import TwoServerSetup
 
 CLIENTS = 10
@@ -76,16 +77,16 @@ class Service:
         one = next(iter(signers.values()))
         server = self.course.server(drawn, part, one)
         clients = {
-            name: roles_of(part.plan).client(
-                part.plan,
-                drawn.round_id,
-                name,
-                ClientParty(
+            name: client_role(
+                ClientRoundSetup(
+                    plan=part.plan,
+                    round_id=drawn.round_id,
+                    party=name,
                     local=self.locals[client].local,
                     entropy=ENTROPY,
                     identity=signers[name],
                     servers=self.setup.servers,
-                ),
+                )
             )
             for name, client in part.named.items()
         }
@@ -226,8 +227,12 @@ def test_central_training_has_no_course() -> None:
     settings = replace(plan("fedavg"), scheme=schemes.named("central").scheme)
     with pytest.raises(ConfigError, match="a course of rounds does not run scheme 'central'"):
         Course(settings, members(9), a_model(settings), ServerParty(entropy=ENTROPY))
-    with pytest.raises(MisuseError, match="central has no rounds"):
-        _ = roles_of(settings)
+    own = members(9)[ClientId(0)].local
+    setup = ClientRoundSetup(
+        plan=settings, round_id=RoundId(0), party=ClientId(0), local=own, entropy=ENTROPY
+    )
+    with pytest.raises(ConfigError, match="does not run scheme 'central'"):
+        client_role(setup)
 
 
 # --- the helper's own model -----------------------------------------------------------------------

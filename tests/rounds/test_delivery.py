@@ -8,8 +8,7 @@ import numpy as np
 
 from rounds.population import DENSE, plan
 from tessera.ids import RoundId
-from tessera.learning.tables.initial import Uniform
-from tessera.learning.tables.spec import TableSpec
+from tessera.learning.tables.spec import TableSpec, Uniform
 from tessera.learning.tables.table import LazyTable
 from tessera.rounds.delivery import SentModel
 

@@ -28,10 +28,12 @@ from tessera.protocols.secagg.client import Client
 from tessera.protocols.secagg.transcript import NOTHING
 from tessera.rounds import delivery, select
 from tessera.rounds.client import ClientRound
-from tessera.rounds.ideal_round import run_ideal
+from tessera.rounds.ideal import IdealSum, TrustedParty
 from tessera.rounds.local_state import LocalState, check_rows
 from tessera.rounds.messages import Download, UnionOpened
+from tessera.rounds.role_setup import ClientRoundSetup, ServerParty, ServerRoundSetup
 from tessera.rounds.server import ServerRound
+from tessera.simulation.federation import run_ideal
 
 ROUND, VICTIM, CLIENTS = RoundId(1), ClientId(3), 8
 EVERY = {name: np.arange(spec.size, dtype=np.uint64) for name, spec in specs().items()}
@@ -93,6 +95,7 @@ class Attack:
         empty_union=False,
         alike=False,
         told=(VICTIM,),
+        ideal=None,
     ) -> None:
         self.settings, self.dead, self.two_unions = settings, dead, empty_union
         self.alike, self.told = alike, told
@@ -101,14 +104,17 @@ class Attack:
         self.holdings = population.holdings(CLIENTS, each=4)
         self.clients = {
             c: ClientRound(
-                settings,
-                ROUND,
-                c,
-                local=LocalState(
-                    real={"goods": self.holdings[c]}, periods=MemoryPeriods(), derived=derived()
-                ),
-                entropy=entropy,
-                identity=keys[c],
+                ClientRoundSetup(
+                    plan=settings,
+                    round_id=ROUND,
+                    party=c,
+                    local=LocalState(
+                        real={"goods": self.holdings[c]}, periods=MemoryPeriods(), derived=derived()
+                    ),
+                    entropy=entropy,
+                    identity=keys[c],
+                    ideal=ideal,
+                )
             )
             for c in keys
         }
@@ -118,14 +124,17 @@ class Attack:
         if rows is not None:
             tables = {name: Crafted(table, rows, EVERY[name]) for name, table in tables.items()}
         self.server = ServerRound(
-            settings,
-            ROUND,
-            keys,
-            dense=self.true_dense if dense is None else np.full(DENSE, dense, dtype=np.float32),
-            tables=tables,
-            derived=derived(),
-            entropy=entropy,
-            identity=keys[VICTIM],
+            ServerRoundSetup(
+                plan=settings,
+                round_id=ROUND,
+                invited=keys,
+                dense=self.true_dense if dense is None else np.full(DENSE, dense, dtype=np.float32),
+                tables=tables,
+                derived=derived(),
+                own=ServerParty(entropy=entropy),
+                identity=keys[VICTIM],
+                ideal=ideal,
+            )
         )
 
     def run(self) -> None:
@@ -391,8 +400,8 @@ def test_an_ideal_round_misses_the_same_clients_as_a_real_one(scheme):
     settings = plan(scheme, cohort=CLIENTS, privacy={"level": "cpp1", "decoys": 0.0})
     settings = replace(settings, security=replace(settings.security, dropout=0.3))
 
-    def begun() -> Attack:
-        one = Attack(settings)
+    def begun(total: IdealSum | None = None) -> Attack:
+        one = Attack(settings, ideal=total)
         row = one.holdings[VICTIM][:1]
         assert sum(int(row[0]) in rows for rows in one.holdings.values()) <= 2
         one.true["goods"] = Crafted(one.true["goods"], np.nan, row)
@@ -403,12 +412,14 @@ def test_an_ideal_round_misses_the_same_clients_as_a_real_one(scheme):
         )
         return one
 
-    real, ideal = begun(), begun()
+    shared = IdealSum(TrustedParty(settings, ROUND, map(ClientId, range(CLIENTS))))
+    real, ideal = begun(), begun(shared)
     real.run()
     result = run_ideal(
         ideal.server,
         ideal.clients,
         lambda subs: {c: population.trainer(c)(sub) for c, sub in subs.items()},
+        {},
     )
     assert VICTIM not in result.survivors
     assert result.survivors == real.server.result.survivors

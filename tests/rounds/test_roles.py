@@ -16,6 +16,7 @@ from tessera.ids import ClientId, RoundId
 from tessera.learning.tables.table import LazyTable
 from tessera.plan import Plan, Scheme
 from tessera.rounds.client import ClientRound
+from tessera.rounds.role_setup import ClientRoundSetup, ServerParty, ServerRoundSetup
 from tessera.rounds.server import ServerRound
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
@@ -32,17 +33,23 @@ def model() -> dict[str, Any]:
         "dense": np.zeros(population.DENSE, dtype=np.float32),
         "tables": {name: LazyTable(spec) for name, spec in population.specs().items()},
         "derived": population.derived(),
-        "entropy": ENTROPY,
     }
 
 
 def client(plan: Plan) -> ClientRound:
     local = population.members(1)[ClientId(0)].local
-    return ClientRound(plan, RoundId(0), ClientId(0), local=local, entropy=ENTROPY)
+    return ClientRound(
+        ClientRoundSetup(
+            plan=plan, round_id=RoundId(0), party=ClientId(0), local=local, entropy=ENTROPY
+        )
+    )
 
 
 def server(plan: Plan) -> ServerRound:
-    return ServerRound(plan, RoundId(0), COHORT, **model())
+    own = ServerParty(entropy=ENTROPY)
+    return ServerRound(
+        ServerRoundSetup(plan=plan, round_id=RoundId(0), invited=COHORT, own=own, **model())
+    )
 
 
 def client_of_two(plan: Plan) -> TwoServerClientRound:

@@ -25,6 +25,7 @@ from tessera.rounds import encode
 from tessera.rounds.client import ClientRound
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.messages import UnionOpened, most_union_bytes
+from tessera.rounds.role_setup import ClientRoundSetup
 from tessera.simulation.faults import Drop, random_dropouts
 from tessera.simulation.views import Views
 
@@ -193,12 +194,18 @@ def client_round(fed, client: ClientId, round_id: int = 0, settings=None, **loca
     member = fed.participants[client]
     for name, value in local.items():
         setattr(member.local, name, value)
+    return new_client(settings or fed.plan, round_id, client, member.local)
+
+
+def new_client(settings, round_id: int, client: ClientId, local) -> ClientRound:
     return ClientRound(
-        settings or fed.plan,
-        RoundId(round_id),
-        client,
-        local=member.local,
-        entropy=ScriptedEntropy(b"one client"),
+        ClientRoundSetup(
+            plan=settings,
+            round_id=RoundId(round_id),
+            party=client,
+            local=local,
+            entropy=ScriptedEntropy(b"one client"),
+        )
     )
 
 
@@ -257,9 +264,7 @@ def test_a_budget_is_on_by_default_and_ends_the_answers(given, planned, periods)
     started = 0
     with pytest.raises(BudgetExceeded, match="budget"):
         for number in range(200):
-            ClientRound(
-                settings, RoundId(number), ClientId(0), local=local, entropy=ScriptedEntropy(b"b")
-            ).start()
+            new_client(settings, number, ClientId(0), local).start()
             started = number + 1
     assert started // 4 == periods
 
@@ -269,13 +274,7 @@ def rounds_started(fed, numbers):
     local = fed.participants[ClientId(0)].local
     for started, number in enumerate(numbers):
         try:
-            ClientRound(
-                fed.plan,
-                RoundId(number),
-                ClientId(0),
-                local=local,
-                entropy=ScriptedEntropy(b"early"),
-            ).start()
+            new_client(fed.plan, number, ClientId(0), local).start()
         except EarlyPeriod:
             return started
     return len(numbers)

@@ -23,7 +23,7 @@ from tessera.report.figures import RunFigures
 from tessera.report.sections import costs, safety, summary
 from tessera.rounds import schemes
 from tessera.rounds.forecast import Forecast
-from tessera.rounds.forecast.identification import identification_forecast
+from tessera.rounds.forecast.forecast import identification_forecast
 from tessera.rounds.phases import CATEGORIES
 from tessera.rounds.schemes import SCHEMES, Knowledge, SchemeEntry
 from tessera.tasks import Task, load

@@ -28,6 +28,7 @@ from tessera.rounds.clipped_vector import noise_stream
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.noise import ServerNoise, noise_of
+from tessera.rounds.role_setup import ServerParty, ServerRoundSetup
 from tessera.rounds.root import draw_root
 from tessera.simulation.faults import Drop
 
@@ -319,10 +320,15 @@ def test_a_round_said_not_to_have_counted_has_other_noise_when_it_is_run_again()
     plan = planned("fedavg")
 
     def noise(entropy):
-        role = server.ServerRound(
-            plan, RoundId(4), map(ClientId, range(COHORT)), dense=np.zeros(plan.model.dense, "f4"),
-            tables=shop(plan, HELD).tables, entropy=entropy,
-        )  # fmt: skip
+        setup = ServerRoundSetup(
+            plan=plan,
+            round_id=RoundId(4),
+            invited=[ClientId(c) for c in range(COHORT)],
+            dense=np.zeros(plan.model.dense, "f4"),
+            tables=shop(plan, HELD).tables,
+            own=ServerParty(entropy=entropy),
+        )
+        role = server.ServerRound(setup)
         return role.state.root.secret(Label.SUM_NOISE).reveal()
 
     assert noise(SystemEntropy()) != noise(SystemEntropy())

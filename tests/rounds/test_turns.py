@@ -17,6 +17,7 @@ from tessera.ids import SERVER, ClientId, RoundId
 from tessera.plan import Plan
 from tessera.rounds.client import ClientRound
 from tessera.rounds.messages import Download, UnionOpened
+from tessera.rounds.role_setup import ClientRoundSetup
 from tessera.simulation.faults import Delay
 from tessera.simulation.views import Views
 
@@ -61,7 +62,13 @@ class Replayed:
         else:
             local = federation(self.settings).participants[ME].local
             role = ClientRound(
-                self.settings, RoundId(0), ME, local=local, entropy=ScriptedEntropy(SEED)
+                ClientRoundSetup(
+                    plan=self.settings,
+                    round_id=RoundId(0),
+                    party=ME,
+                    local=local,
+                    entropy=ScriptedEntropy(SEED),
+                )
             )
         role.start()
         for _, data in self.messages[:count]:

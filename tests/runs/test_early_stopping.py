@@ -11,7 +11,7 @@ from numpy.testing import assert_array_equal
 
 from runs import toy
 from tessera.api import simulate
-from tessera.audit.canaries import Guessing
+from tessera.audit.canary_training import Guessing
 from tessera.crypto.entropy import Entropy, ScriptedEntropy
 from tessera.data.examples import LABEL, ClientData, Examples
 from tessera.data.split import with_validation

@@ -41,11 +41,10 @@ from tessera.ids import ClientId, RoundId
 from tessera.learning.tables import own_rows
 from tessera.learning.training.jobs import Job, Trained
 from tessera.learning.training.settings import LocalTraining
-from tessera.plan import Plan, PrivacyPlan, SimulationPlan, UnionPlan
+from tessera.plan import Plan, PrivacyPlan, SimulationPlan, UnionPlan, defaults
 from tessera.rounds.cohorts import Cohorts
 from tessera.runs import client_training, training
-from tessera.runs.client_training import ClientTraining
-from tessera.runs.learners import Trainer
+from tessera.runs.client_training import ClientTraining, Trainer
 from tessera.runs.training import Training, complete
 from tessera.simulation.faults import Drop
 from tessera.tasks import Recommended, Task
@@ -240,7 +239,7 @@ def test_a_shared_row_for_each_client_would_tell_members_apart_and_is_refused(
     with pytest.raises(ConfigError, match="'users', which has a row for each client") as refused:
         plan_of(task)
     assert "share_users" in (refused.value.hint or "")
-    monkeypatch.setattr(training, "check_shared_rows", lambda *_: None)
+    monkeypatch.setattr(defaults, "check_shared_rows", lambda *_: None)
     chosen = plan_of(task)
     pair = a_pair(chosen, 0)
     one, other = (view_of(task, chosen, swap, rounds=1) for swap in (None, pair))

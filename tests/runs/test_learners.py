@@ -13,7 +13,7 @@ from tessera.learning.module_tables import Tables
 from tessera.learning.tables.submodel import Submodel, TablePart
 from tessera.learning.training.jobs import Job, Trainable, class_loss
 from tessera.learning.training.settings import LocalTraining
-from tessera.runs.learners import LARGE, WORTH_COMPILING, ChosenLearner, Trainer, choose
+from tessera.runs.client_training import LARGE, WORTH_COMPILING, ChosenLearner, Trainer, choose
 from tessera.tasks import Recommended, word_task
 
 

@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 
 from runs import raters
 from tessera.api import simulate
-from tessera.audit.canaries import Guessing
+from tessera.audit.canary_training import Guessing
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.ring import Ring
 from tessera.data.examples import LABEL, Examples

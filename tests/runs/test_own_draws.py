@@ -29,11 +29,10 @@ from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.runs.central import CentralTraining
 from tessera.runs.description import digest_of
-from tessera.runs.folder import CHECKPOINT
+from tessera.runs.folder import CHECKPOINT, ROOT
 from tessera.runs.held import HeldRows
 from tessera.runs.ranking import full_ranking
 from tessera.runs.recommend import recommendations
-from tessera.runs.run_root import ROOT
 from tessera.runs.training import Training, complete
 from tessera.services.bundle import Bundle, pack_task
 from tessera.services.journal import Journal
@@ -255,6 +254,7 @@ NOBODYS: Final = {
     "simulation/population.py": "made-up rows and updates of clients without data",
     "simulation/simulator.py": "a test's order of messages",
     "rounds/cohorts.py": "cohorts: public by design",
+    "rounds/epochs/course.py": "the order of invitations: public by design",
     "rounds/forecast/secagg.py": "rows to count bytes with",
     "learning/models/classifiers.py": "first values of shared parameters",
     "learning/models/din.py": "first values of shared parameters",

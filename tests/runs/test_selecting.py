@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from runs import raters, toy
 from tessera.api import simulate
-from tessera.audit.canaries import Guessing
+from tessera.audit.canary_training import Guessing
 from tessera.crypto.entropy import RootedEntropy, ScriptedEntropy
 from tessera.data.examples import Examples
 from tessera.errors import ConfigError

@@ -16,7 +16,7 @@ from numpy.testing import assert_array_equal
 
 from runs import toy
 from runs.test_early_stopping import NOISE, TESTS, Scripted, finished, worlds
-from tessera.audit.canaries import Guessing
+from tessera.audit.canary_training import Guessing
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.examples import LABEL, ClientData
 from tessera.ids import SERVER, ClientId, RoundId

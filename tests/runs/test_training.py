@@ -23,8 +23,7 @@ from tessera.plan import Scheme, SecurityPlan, TwoServerPlan
 from tessera.protocols.secagg.params import Threat
 from tessera.rounds.events import RoundFinished
 from tessera.runs.central import CentralTraining
-from tessera.runs.folder import CHECKPOINT, HELPER_KEY, ROUNDS, RUN, RunFolder
-from tessera.runs.run_root import ROOT, entropy_of
+from tessera.runs.folder import CHECKPOINT, HELPER_KEY, ROOT, ROUNDS, RUN, RunFolder, entropy_of
 from tessera.runs.statistics import secure_sum
 from tessera.runs.training import STORE, Training, complete
 

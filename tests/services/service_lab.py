@@ -25,7 +25,7 @@ from tessera.learning.tables.table import LazyTable
 from tessera.plan import Plan
 from tessera.rounds import schemes
 from tessera.rounds.local_state import LocalState
-from tessera.rounds.roles import ServerParty
+from tessera.rounds.role_setup import ServerParty
 from tessera.rounds.server_model import ServerModel
 from tessera.services.client import ClientService, TrainingResult
 from tessera.services.dialing_party import DialingParty

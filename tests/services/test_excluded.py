@@ -12,14 +12,14 @@ from rounds.two_server.test_excluded import LyingLeader
 from services.service_lab import Lab
 from tessera.ids import HELPER, RoundId
 from tessera.plan import Plan, TwoServerPlan
-from tessera.rounds.two_server import leader_states
+from tessera.rounds.two_server import shared_sum
 from tessera.services.journal import outcome_of
 
 
 @pytest.fixture(autouse=True)
 def lying(monkeypatch: pytest.MonkeyPatch) -> None:
     """A leader that has all clients but two excluded."""
-    monkeypatch.setattr(leader_states, "WriteLeader", LyingLeader)
+    monkeypatch.setattr(shared_sum, "WriteLeader", LyingLeader)
 
 
 def seven(dropout: float) -> Plan:

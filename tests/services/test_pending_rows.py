@@ -28,7 +28,7 @@ from tessera.rounds.client_states import AwaitingModel, TrainedModel
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.local_state import LocalState, Word
 from tessera.rounds.messages import Download
-from tessera.runs.learners import Trainer
+from tessera.runs.client_training import Trainer
 from tessera.runs.training import Training, complete
 from tessera.services.client import ClientService, TrainingResult
 from tessera.services.journal import Journal

@@ -35,13 +35,18 @@ from tessera.privacy.index.response import IndexPrivacy
 from tessera.protocols.machine import Outbound, RoundOutcome
 from tessera.protocols.two_server.collector import MemoryReplayGuard
 from tessera.protocols.two_server.key_period import KeyPeriod, MemoryStore
+from tessera.protocols.two_server.params import Servers
 from tessera.rounds import schemes
-from tessera.rounds.client import ClientRound
 from tessera.rounds.local_state import LocalState
-from tessera.rounds.server import ServerRound
-from tessera.rounds.two_server.client import TwoServerClientRound
-from tessera.rounds.two_server.helper import HelperRound
-from tessera.rounds.two_server.leader import LeaderRound
+from tessera.rounds.role_setup import (
+    ClientRoundSetup,
+    HelperParty,
+    HelperRoundSetup,
+    ServerParty,
+    ServerRoundSetup,
+    StoredRole,
+)
+from tessera.rounds.roles import client_role, helper_role, server_role
 from tessera.rounds.words import RoundResult
 from tessera.services import journal_stores
 from tessera.simulation.two_server import TwoServerSetup
@@ -217,20 +222,19 @@ class Company:
         self.locals = {c: local_of(self.plan, c, kept.get(str(c), {})) for c in self.cohort}
         self.entropy = entropy = ScriptedEntropy(SEED)
         signers = identities(self.cohort, entropy, self.plan.federation)
-        # What a constructor takes, but for entropy: who has begun a round draws nothing any more.
-        self._server: Json = {**self.model.given, "identity": signers[ClientId(0)]}
-        self._client = {c: {"local": self.locals[c], "identity": signers[c]} for c in self.cohort}
+        # What roles are made with, but for entropy: who has begun a round draws nothing any more.
+        self._server: Json = {}
+        self._servers: Servers | None = None
+        self._signers = signers
         self.two = schemes.of(self.plan).two_servers
         if self.two:
-            self._hold_two_servers(stored, entropy, signers[ClientId(0)].directory)
+            self._hold_two_servers(stored, entropy)
         self.roles: dict[Party, Any] = {}
         snapshots: Json = stored.get("snapshots", {})
         for name, snapshot in snapshots.items():
             self.roles[party_of(name)] = self._woken(party_of(name), data(snapshot))
 
-    def _hold_two_servers(
-        self, stored: Json, entropy: ScriptedEntropy, directory: Mapping[ClientId, bytes]
-    ) -> None:
+    def _hold_two_servers(self, stored: Json, entropy: ScriptedEntropy) -> None:
         """Both servers' keys, and a helper with a model and a memory of its own."""
         setup = TwoServerSetup.of(entropy, self.plan.federation)
         self.helper_model = Model(stored.get("helper model", {}))
@@ -246,43 +250,51 @@ class Company:
             self.keys[name] = MemoryStore()
             if name in stored.get("keys", {}):
                 self.keys[name].keep(wire.decode(data(stored["keys"][name])))
-        between = {"servers": setup.servers}
-        self._server |= {**between, "key": setup.leader, "key_store": self.keys[SERVER]}
-        self._client = {c: {**given, **between} for c, given in self._client.items()}
+        self._servers = setup.servers
+        self._server = {
+            "servers": setup.servers,
+            "key": setup.leader,
+            "key_store": self.keys[SERVER],
+        }
         self._helper = {
-            **self.helper_model.given,
-            **between,
+            "servers": setup.servers,
             "keys": setup.helper,
-            "directory": directory,
             "replay_guard": self.guard,
             "key_store": self.keys[HELPER],
         }
 
-    def _woken(self, party: Party, snapshot: bytes) -> Any:
-        plan, round_id = self.plan, self.round_id
+    def _role(self, party: Party, entropy: Any, stored: StoredRole | None = None) -> Any:
+        """A role, new or woken."""
+        given: Json = {"plan": self.plan, "round_id": self.round_id}
+        first = self._signers[ClientId(0)]
         if party == SERVER:
-            server = LeaderRound if self.two else ServerRound
-            return server.wake(snapshot, self.messages, plan, round_id, self.cohort, **self._server)
+            own = ServerParty(entropy=entropy, **self._server)
+            given |= {**self.model.given, "invited": self.cohort, "identity": first}
+            return server_role(ServerRoundSetup(own=own, **given), stored)
         if party == HELPER:
-            return HelperRound.wake(snapshot, self.messages, plan, round_id, **self._helper)
+            helper = HelperParty(entropy=entropy, **self._helper)
+            given |= {**self.helper_model.given, "directory": first.directory}
+            return helper_role(HelperRoundSetup(own=helper, **given), stored)
         assert not isinstance(party, str)
-        client, given = TwoServerClientRound if self.two else ClientRound, self._client[party]
+        setup = ClientRoundSetup(
+            party=party,
+            local=self.locals[party],
+            entropy=entropy,
+            identity=self._signers[party],
+            servers=self._servers,
+            **given,
+        )
+        return client_role(setup, stored)
+
+    def _woken(self, party: Party, snapshot: bytes) -> Any:
         begins = self.event == {"do": "start", "party": str(party)}
         entropy = self.entropy if begins else Exhausted()
-        return client.wake(snapshot, self.messages, plan, round_id, party, entropy=entropy, **given)
+        return self._role(party, entropy, StoredRole(snapshot, self.messages))
 
     def invite(self) -> None:
         """New roles for a new round."""
-        plan, round_id, drawn = self.plan, self.round_id, {"entropy": self.entropy}
-        server, client = (
-            (LeaderRound, TwoServerClientRound) if self.two else (ServerRound, ClientRound)
-        )
-        self.roles = {
-            SERVER: server(plan, round_id, self.cohort, **drawn, **self._server),
-            **{c: client(plan, round_id, c, **drawn, **own) for c, own in self._client.items()},
-        }
-        if self.two:
-            self.roles[HELPER] = HelperRound(plan, round_id, **drawn, **self._helper)
+        parties = [SERVER, *self.cohort, *([HELPER] if self.two else [])]
+        self.roles = {party: self._role(party, self.entropy) for party in parties}
 
     def take_what_was_shown(self) -> None:
         """The helper steps a copy of its model as soon as it is shown the sum."""

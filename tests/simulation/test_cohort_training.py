@@ -10,7 +10,7 @@ import pytest
 from tessera.ids import ClientId, RoundId
 from tessera.learning.tables.submodel import ModelUpdate, Submodel
 from tessera.learning.training.settings import FAILURES
-from tessera.simulation.cohort_training import TrainingOutcome, failing_alone
+from tessera.simulation.subcohort import TrainingOutcome, failing_alone
 
 ALL = [ClientId(c) for c in range(5)]
 SUBMODELS = {c: Submodel(np.zeros(1, np.float32), {}, {}) for c in ALL}

@@ -38,10 +38,9 @@ from tessera.rounds.client import ClientRound
 from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.local_state import LocalState
 from tessera.services.link import Numbered
-from tessera.simulation.cohort_training import one_by_one
 from tessera.simulation.faults import Delay, Drop, Duplicate, Fault, Reorder, dropout_places
 from tessera.simulation.federation import Federation
-from tessera.simulation.subcohort import Participant
+from tessera.simulation.subcohort import Participant, one_by_one
 
 CLIENTS, COHORT, GROUP, ROWS = 8, 8, 4, 200
 ROUNDS = 3

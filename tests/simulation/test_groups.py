@@ -19,9 +19,9 @@ from tessera.privacy.index.period import MemoryPeriods, SqlitePeriods
 from tessera.rounds.cohorts import Cohorts, cohorts_of
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.runs.training import complete
-from tessera.simulation.cohort_training import one_by_one
 from tessera.simulation.faults import Drop, Lie, dropout_places, random_dropouts
 from tessera.simulation.federation import Federation
+from tessera.simulation.subcohort import one_by_one
 from tessera.simulation.views import Views
 
 CLIENTS = 26

@@ -39,7 +39,10 @@ from tessera.errors import (
     WireError,
 )
 from tessera.ids import HELPER, SERVER, ClientId
+from tessera.protocols.epochs.chain import MAX_VECTOR_BYTES, EpochHeader
+from tessera.protocols.epochs.group import FixedGroup, Leaf
 from tessera.protocols.machine import REASON, Left
+from tessera.protocols.membership.snapshot import MAX_SNAPSHOTS, ClientSnapshot
 from tessera.protocols.secagg.messages import MaskedInput, NextStage, SurvivorList
 from tessera.protocols.secagg.params import GraphKind, RowSumSpec, SecAggParams, StageSpec
 from tessera.protocols.secagg.phases import InputSum
@@ -658,7 +661,61 @@ def all_params() -> st.SearchStrategy[SecAggParams]:
     )
 
 
-CONSTRAINED = {SecAggParams: all_params, StageSpec: stage_specs}
+def keys(count: int) -> st.SearchStrategy[tuple[bytes, ...]]:
+    return st.tuples(*[values(wire.KEY)] * count)
+
+
+def fixed_groups() -> st.SearchStrategy[FixedGroup]:
+    @st.composite
+    def build(draw: st.DrawFn) -> FixedGroup:
+        federation = draw(values(wire.TEXT))
+        distinct = st.lists(
+            instances(Leaf),
+            min_size=2,
+            max_size=3,
+            unique_by=(lambda leaf: leaf.client, lambda leaf: leaf.key),
+        )
+        return FixedGroup(
+            federation=federation,
+            plan=draw(values(wire.KEY)),
+            number=draw(values(wire.U32)),
+            snapshot=draw(values(wire.U64)),
+            snapshot_digest=draw(values(wire.KEY)),
+            values=draw(keys(2)),
+            beacon=draw(values(wire.KEY)),
+            leaves=tuple(replace(leaf, federation=federation) for leaf in draw(distinct)),
+        )
+
+    return build()
+
+
+def snapshots() -> st.SearchStrategy[ClientSnapshot]:
+    return st.builds(
+        ClientSnapshot,
+        federation=values(wire.TEXT),
+        number=st.integers(0, MAX_SNAPSHOTS),
+        predecessor=values(wire.KEY),
+        root=values(wire.KEY),
+        leaves=values(wire.U32),
+        commitments=keys(2),
+        signature=values(wire.SIGNATURE),
+    )
+
+
+def epoch_headers() -> st.SearchStrategy[EpochHeader]:
+    fields = {name: values(codec) for name, codec in wire.layout(EpochHeader)}
+    fields["period"], fields["epoch"] = st.integers(1, 2**32 - 1), st.integers(1, FULL - 1)
+    fields["length"] = st.integers(1, 300) | st.just(8 * MAX_VECTOR_BYTES // 128)
+    return st.builds(EpochHeader, **fields)
+
+
+CONSTRAINED = {
+    EpochHeader: epoch_headers,
+    SecAggParams: all_params,
+    StageSpec: stage_specs,
+    FixedGroup: fixed_groups,
+    ClientSnapshot: snapshots,
+}
 """Records whose fields cannot be chosen one by one."""
 
 GROUPS = ("z2^8", "z2^22", "z2^64", "z2^65", "z2^128", "f2^31-1", "f2^61-1")

@@ -7,7 +7,7 @@ and exposures from `tessera.privacy.index.exposure`, seconds from `tessera.simul
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,13 +33,13 @@ from tessera.privacy.index.bound import COMING_AND_GOING, NAMED, in_words
 from tessera.report.numbers import percent, share, size
 from tessera.rounds import schemes
 from tessera.rounds.forecast import Forecast
-from tessera.rounds.forecast.forecast import break_evens, smaller_cap
-from tessera.rounds.forecast.identification import identification_forecast
+from tessera.rounds.forecast.forecast import break_evens, identification_forecast, smaller_cap
 from tessera.rounds.noise import noise_of, paper_notes
 from tessera.runs.description import describe_two_server
 from tessera.simulation.calibration import round_seconds
 
 if TYPE_CHECKING:
+    from tessera.plan.defaults import Filled
     from tessera.runs.held import HeldRows
 
 
@@ -104,9 +104,10 @@ def plan(
             f"{path}: central training sends no messages, so there is nothing to predict",
             hint=f"`tessera run {path}` trains it",
         )
-    held = None
+    held: HeldRows | None = None
+    given: Sequence[Filled] = ()
     if not found.is_complete:
-        found, held = with_task(found, data)
+        found, held, given = with_task(found, data)
     warn_if_slow(found)
     assumed = found.union.max_rows if held is None else held.mean
     absent = found.security.dropout if dropout is None else dropout
@@ -122,6 +123,9 @@ def plan(
             hint="cohorts are drawn from the population; leave it out if they are all of it",
         )
     report = describe(forecast, path, joined=rounds, held=held, population=population or 0)
+    report["filled_in"] = [
+        {"key": one.key, "value": one.text, "because": one.because} for one in given
+    ]
     if found.grouped:
         groups = describe_groups(found, absent)
         report |= {**groups, "assumed": report["assumed"] | groups["assumed"]}
@@ -137,7 +141,7 @@ def side_by_side(
     """Every scheme for the plan's task, or for its tables."""
     held = None
     if not plan.is_complete:
-        plan, held = with_task(plan, data)
+        plan, held, _ = with_task(plan, data)
     if rows is None:
         rows = plan.union.max_rows if held is None else held.mean
     found = [under(plan, entry, rows) for entry in schemes.SCHEMES.values()]
@@ -151,15 +155,16 @@ def side_by_side(
     show_schemes(found, title)
 
 
-def with_task(plan: Plan, data: Path | None) -> tuple[Plan, HeldRows]:
-    """The plan with its task's model, and the rows that its clients hold."""
+def with_task(plan: Plan, data: Path | None) -> tuple[Plan, HeldRows, list[Filled]]:
+    """The plan with its task's model, the rows that its clients hold, and what was filled in."""
     from tessera import tasks
+    from tessera.plan.defaults import filled_in, with_defaults
     from tessera.runs.held import HeldRows
-    from tessera.runs.training import complete
 
     task = tasks.load(plan.task.name, data=data, **plan.task.options)
-    whole = complete(plan, task)
-    return whole, HeldRows.of(task, whole)
+    given = filled_in(plan, task)
+    whole = noise_of(with_defaults(plan, given)).calibrated()
+    return whole, HeldRows.of(task, whole), given
 
 
 def under(plan: Plan, entry: schemes.SchemeEntry, rows: int) -> dict[str, Any]:

@@ -181,6 +181,10 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
             *([("the helper", seconds(spent["helper"], digits=2))] if "helper" in spent else []),
             ("all in one process, as `tessera run`", seconds(spent["simulated"], digits=2)),
         ]
+    if report["filled_in"]:
+        found["left open by the plan, and filled in by its task"] = [
+            (one["key"], f"{one['value']} ({one['because']})") for one in report["filled_in"]
+        ]
     return found
 
 

@@ -252,7 +252,7 @@ def train(
     """Load the task, train it, write the report and print a summary."""
     from tessera import tasks
     from tessera.api import simulate
-    from tessera.runs.learners import Trainer
+    from tessera.runs.client_training import Trainer
 
     if trainer not in list(Trainer):
         raise ConfigError(f"--trainer {trainer}", hint=f"one of {', '.join(Trainer)}")

@@ -37,10 +37,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto import kernel
-from tessera.crypto.coins import WordReader
 from tessera.crypto.group import Words
 from tessera.crypto.kernel.noise import AliasEntries
-from tessera.crypto.prg import Label, Stream, uniform
+from tessera.crypto.prg import Label, Stream, WordReader, uniform
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError

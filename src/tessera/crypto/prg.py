@@ -63,6 +63,16 @@ class Label(StrEnum):
     OWN_VIEW = "tessera own view"  # a client's groups and the rows it was sent -> their digest
     MODEL_DIGEST = "tessera model"  # what all clients are sent of a model -> its digest
 
+    # Groups that wait
+    GROUP_CHAIN = "tessera group chain"  # a fixed group -> h_0, where its hash chain begins
+    EPOCH_LINK = "tessera epoch link"  # h_(e-1) and what was received for epoch e -> h_e
+    EPOCH_ROOT = "epoch root"  # entropy -> a member's secrets in one epoch
+    EPOCH_MASK_KEY = "epoch mask key"  # an epoch's root -> the agreement key of its masks
+    EPOCH_COINS = "epoch coins"  # an epoch's root -> the root of what a member draws in it
+    EPOCH_PAIR = "epoch pair secret"  # an agreement of an epoch's mask keys -> a pair's secret
+    EPOCH_MASK = "epoch pair mask"  # that -> the mask that one adds and the other subtracts
+    DELIVERED = "tessera delivered"  # signed: what was delivered, and the next mask key
+
     # A client's other randomness in a round
     UNION_COINS = "union coins"  # a round's root -> a client's words in one union
     ROUNDING = "rounding"  # a round's root -> the coins of stochastic rounding
@@ -134,6 +144,18 @@ class Label(StrEnum):
     DENSE_SHARE = "two-server dense share"  # that seed -> the helper's share of the dense words
     INCLUDED_LIST = "tessera two-server list"  # signed: the reports of a sum
     SUM = "tessera two-server sum"  # signed: a share of the sum, or the sum
+
+    # Groups that can be checked
+    MERKLE_LEAF = "tessera tree leaf"  # a digest -> the lowest node of a tree
+    MERKLE_NODE = "tessera tree node"  # two nodes -> the one above them
+    MERKLE_ROOT = "tessera tree root"  # the number of leaves, the highest node -> the root
+    HASH_CHAIN = "tessera hash chain"  # a value -> the one before it; the first is committed to
+    SHUFFLE = "tessera shuffle"  # a public key, a size -> all rounds of a permutation
+    SNAPSHOT = "tessera snapshot"  # signed: clients that are put into groups together
+    BEACON_CHAIN = "tessera beacon chain"  # a federation, a party -> the context of its hash chain
+    BEACON_SECRET = "beacon secret"  # entropy -> the last value of that chain
+    BEACON_VALUE = "tessera beacon value"  # signed: a value, for one snapshot
+    BEACON = "tessera beacon"  # both values, the snapshot -> the key of the permutation
 
     # Long-term keys, and what engines draw
     IDENTITY = "identity"  # entropy -> a client's signing key
@@ -399,3 +421,51 @@ def _row_numbers(positions: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
 
 def _joined(streams: Sequence[Stream]) -> tuple[bytes, bytes]:
     return b"".join(s.key for s in streams), b"".join(s.nonce for s in streams)
+
+
+# --- coins ----------------------------------------------------------------------------------------
+#
+# Words of one key stream in order, and coins made of them.
+
+
+class WordReader:
+    """The words of one stream, in order; none is read twice."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.block = 0
+
+    def words(self, count: int) -> npt.NDArray[np.uint64]:
+        """The next words; a block has two, and one that was begun is not gone on with."""
+        words = _read(self._stream, self.block, count)
+        self.block += -(-count // 2)
+        return words
+
+    def second_words(self, block: int, count: int) -> npt.NDArray[np.uint64]:
+        """More words for those that were read at this block, from a stream of their own."""
+        return _read(self._stream.redraw(1), block, count)
+
+
+def _read(stream: Stream, block: int, count: int) -> npt.NDArray[np.uint64]:
+    words = np.empty(count, dtype=np.uint64)
+    kernel.active().keystream(stream.key, stream.nonce, block, words.view(np.uint8))
+    return words
+
+
+class CoinStream(WordReader):
+    """Independent coins out of one stream; its words also serve to order or cut by chance."""
+
+    def heads(self, count: int, probability: float) -> npt.NDArray[np.bool_]:
+        """Which of `count` coins fall on a side of this probability, rounded down to 2^-64."""
+        words = self.words(count)
+        if probability >= 1.0:
+            return np.ones(count, dtype=np.bool_)
+        return words < np.uint64(int(probability * 2**64))
+
+    def permutation(self, count: int) -> npt.NDArray[np.int64]:
+        """The numbers below `count` in an order by chance: two equal words have 2^-64 each."""
+        return np.argsort(self.words(count), kind="stable")
+
+    def uniform(self, count: int) -> npt.NDArray[np.float64]:
+        """Numbers from [0, 1), multiples of 2^-53."""
+        return (self.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -16,8 +16,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto.coins import CoinStream, Words
-from tessera.crypto.prg import Label, Stream
+from tessera.crypto.prg import CoinStream, Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.data.examples import NONE, ClientData, Examples
 
@@ -76,7 +75,7 @@ def placeholders(data: ClientData) -> ClientData:
     return replace(data, train=some)
 
 
-def _others(own: Ints, items: int, pool: Ints, user: Ints, words: Words) -> Ints:
+def _others(own: Ints, items: int, pool: Ints, user: Ints, words: npt.NDArray[np.uint64]) -> Ints:
     """For each word an item of the pool that its user does not have; all are equally likely.
 
     `own` are the pairs user * items + item that there are, ascending. A user's free items are
@@ -102,7 +101,7 @@ def _ranks(owner: Ints) -> Ints:
     return np.asarray(np.arange(len(owner)) - np.repeat(first, np.diff(first, append=len(owner))))
 
 
-def _scaled(words: Words, below: Words) -> Ints:
+def _scaled(words: npt.NDArray[np.uint64], below: npt.NDArray[np.uint64]) -> Ints:
     """floor(word * below / 2^64), for fewer than 2^32: even but for 2^-32 of each chance."""
     half, low = np.uint64(32), np.uint64(2**32 - 1)
     high = (words >> half) * below + (((words & low) * below) >> half)

@@ -31,8 +31,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto.coins import CoinStream, Words
-from tessera.crypto.prg import Label, Stream
+from tessera.crypto.prg import CoinStream, Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.data.clicks import offsets
 from tessera.data.examples import LABEL, ClientData, Examples
@@ -251,7 +250,7 @@ def _last_of_each(pair: Ints, rank: Ints | None) -> Ints:
     return np.sort(order[ends])
 
 
-def _words(user: Ints, item: Ints, rating: Floats, use: tuple[int, int]) -> Words:
+def _words(user: Ints, item: Ints, rating: Floats, use: tuple[int, int]) -> npt.NDArray[np.uint64]:
     """A random word for every rating, from its user's ratings and this use of a seed alone.
 
     Users stand one after the other here.
@@ -265,7 +264,7 @@ def _words(user: Ints, item: Ints, rating: Floats, use: tuple[int, int]) -> Word
     return found
 
 
-def _share(words: Words, share: float) -> Mask:
+def _share(words: npt.NDArray[np.uint64], share: float) -> Mask:
     """So many of all, those with the least words."""
     chosen = np.zeros(len(words), dtype=np.bool_)
     chosen[np.argsort(words)[: round(share * len(words))]] = True

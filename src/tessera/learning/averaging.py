@@ -31,9 +31,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.tables.arrays import Counts, Floats, Ids
-from tessera.learning.tables.initial import Zeros
-from tessera.learning.tables.spec import TableSpec
+from tessera.learning.tables.spec import TableSpec, Zeros
+from tessera.learning.tables.submodel import Counts, Floats, Ids
 from tessera.learning.tables.table import LazyTable, StoredTable
 from tessera.learning.training.settings import spelt_out
 

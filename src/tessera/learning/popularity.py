@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.submodel import Ids
 
 LEAST: Final = 1.0
 NOISY: Final = 5.0

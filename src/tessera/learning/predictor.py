@@ -21,7 +21,7 @@ from tessera.learning.bound_model import BoundTable, Derived
 from tessera.learning.module_tables import Tables
 from tessera.learning.scores import RowSource, evaluate
 from tessera.learning.softmax import Softmax
-from tessera.learning.tables.arrays import Floats, Ids
+from tessera.learning.tables.submodel import Floats, Ids
 
 Kind: TypeAlias = tuple[str, int]
 """A column's type and dimensions, as ("int64", 2) for one sequence of ids per example."""

@@ -41,7 +41,7 @@ from tessera.learning.bound_model import Derived, Local, Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.predictor import Kind, Predictor
 from tessera.learning.softmax import Softmax
-from tessera.learning.tables.arrays import read_npz
+from tessera.learning.tables.submodel import read_npz
 
 STATE: Final = "state_dict.pt"
 ABOUT: Final = "about.json"

@@ -16,7 +16,7 @@ from tessera.data.examples import Examples
 from tessera.errors import MisuseError
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.softmax import ranked
-from tessera.learning.tables.arrays import Floats, Ids
+from tessera.learning.tables.submodel import Floats, Ids
 from tessera.learning.training.jobs import tensor
 
 AT_ONCE: Final = 1 << 24

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tessera.errors import ConfigError
-from tessera.learning.tables.arrays import Floats, Ids
+from tessera.learning.tables.submodel import Floats, Ids
 
 CANDIDATES: Final = "log weights of candidates"
 """What a batch says of each row at hand, (K,): -inf where a row only fills up."""

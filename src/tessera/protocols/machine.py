@@ -254,14 +254,14 @@ class StateMachine(Generic[S]):
     def __init__(self, setup: S, state: Any) -> None:
         """A role that begins in this state."""
         self._set_up(setup)
-        self._begin(self._owner, state)
+        self._begin(state)
 
     @classmethod
     def wake(cls, snapshot: bytes, messages: Mapping[bytes, bytes], setup: S) -> Self:
         """The role that this is a snapshot of, given once more what it was made with."""
         role = cls.__new__(cls)
         role._set_up(setup)
-        role._resume(snapshot, messages, role._owner, role._supplied())
+        role._resume(snapshot, messages)
         return role
 
     def _set_up(self, setup: S) -> None:
@@ -273,22 +273,14 @@ class StateMachine(Generic[S]):
         """What its states leave out, by name: what is read in place of it when it is woken."""
         return {}
 
-    def _begin(self, owner: Owner, state: Any) -> None:
-        self._owner = owner
+    def _begin(self, state: Any) -> None:
         self.state = state
         self._handled: set[bytes] = set()
         self._last = b""
 
-    def _resume(
-        self,
-        snapshot: bytes,
-        messages: Mapping[bytes, bytes],
-        owner: Owner,
-        given: Mapping[str, Any] | None = None,
-    ) -> None:
-        context = Context(messages, given or {})
-        self._owner = owner
-        self.state, found = stored.unpacked(snapshot, owner, (*self.STATES, Over), context)
+    def _resume(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> None:
+        context = Context(messages, self._supplied())
+        self.state, found = stored.unpacked(snapshot, self._owner, (*self.STATES, Over), context)
         self._handled, self._last = set(found.handled), found.last
 
     @classmethod
@@ -447,7 +439,7 @@ class Coordinator(StateMachine[S]):
         name = type(message).__name__
         if getattr(message, "sender", sender) != sender:
             raise self._refuse(sender, "sent a message in another client's name")
-        if message.round_id != self.round_id:
+        if not self._is_of_this_round(message):
             raise self._refuse(sender, f"sent {name} of another round")
         step = self.STEPS.get((type(self.state), type(message)))
         if step is None:
@@ -467,6 +459,9 @@ class Coordinator(StateMachine[S]):
         if isinstance(sender, str) or sender not in self.invited:
             raise self._refuse(sender, "is not in this cohort")
         return self.FROM_CLIENT
+
+    def _is_of_this_round(self, message: Any) -> bool:
+        return bool(message.round_id == self.round_id)
 
     def _check_due(self, sender: Party, message: Any) -> None:
         """`PeerError` for a message that is not due from this sender; its kind is due."""

@@ -174,6 +174,17 @@ class PlainClient(Follower[PlainClientSetup]):
         """Which of the rows it named these are, by table: all."""
         return {t: np.arange(len(rows), dtype=np.uint64) for t, rows in self.included.items()}
 
+    @property
+    def knows_groups(self) -> bool:
+        """Never: in the clear nobody is in a group, and nobody learns who survived."""
+        return False
+
+    def smallest_group(self, table: TableId) -> int:
+        raise MisuseError("a plain sum has no groups")
+
+    def knows_survivors(self, stage: StageId) -> bool:
+        return False
+
     def submit(self, contribution: Reveal | Input) -> list[Outbound]:
         step = self.STEPS.get((type(self.state), type(contribution)))
         if step is None:
@@ -303,6 +314,11 @@ class PlainServer(Coordinator[PlainServerSetup]):
             c: {t.table: t.rows for t in kept.message.tables}
             for c, kept in self.state.answers.items()
         }
+
+    def begin_stage(
+        self, context: bytes = bytes(32), rows: Mapping[TableId, int] | None = None
+    ) -> list[Outbound]:
+        raise MisuseError("a plain sum has one stage")
 
     @property
     def expected(self) -> frozenset[Party]:

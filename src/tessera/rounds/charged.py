@@ -36,7 +36,8 @@ NAMES: Final = {
         *("rounds_measured", "rounds_secure", "page", "differing", "together", "task", "run"),
         # Of who answered, and when. Training that fails through data sends zeros like any other.
         *("phase", "visit", "time", "reason", "why_given_up", "rounds_given_up", "ended"),
-        *("groups_aborted", "seeds", "folders", "predictor"),
+        *("groups_aborted", "groups_opened", "groups_retired", "age"),
+        *("seeds", "folders", "predictor"),
         # Rows of the marks and of the popularity have noise (`learning/popularity.py`).
         "selection",
     },
@@ -44,7 +45,7 @@ NAMES: Final = {
         *("metric", "validation", "final", "finals", "best", "best_round", "curve"),
         *("still_improving", "mean", "deviation"),
     },
-    Figure.COHORT: {"cohort", "survivors", "answered", "missing", "dropouts"},
+    Figure.COHORT: {"cohort", "survivors", "answered", "missing", "delivered", "dropouts"},
     Figure.ROWS: {"bytes_up", "bytes_down", "bytes_between", "writing"},
 }
 FIGURES: Final = {name: figure for figure, names in NAMES.items() for name in names}

@@ -12,35 +12,29 @@ round to round (`LocalState`) is not in it: it is given again when the round is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Self
+from functools import partial
+from typing import Any, ClassVar, Final
 
 from tessera import wire
-from tessera.crypto.entropy import Entropy
-from tessera.crypto.keys import Identity
 from tessera.crypto.prg import Label
-from tessera.crypto.secret import Secret
-from tessera.errors import ConfigError, MisuseError, ServerFault
-from tessera.ids import SERVER, ClientId, Party, RoundId, TableId
-from tessera.learning.tables.arrays import Floats, Ids
-from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart
-from tessera.plan import UNION, Plan
+from tessera.errors import ConfigError, MisuseError
+from tessera.ids import SERVER, TableId
+from tessera.learning.tables.submodel import Floats, Ids, Submodel, TablePart
+from tessera.plan import UNION
 from tessera.privacy.dp.events import THE_SUMS, THE_UNION, IndexAnswers
 from tessera.privacy.index.period import FrozenPeriod, freeze, must_not_be_early
 from tessera.protocols.machine import (
-    Follower,
     Left,
     Moved,
     Outbound,
     RoundOutcome,
-    RoundOver,
     Step,
     Steps,
-    shortened,
 )
 from tessera.protocols.secagg import messages as secagg
 from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.states import Reveal
-from tessera.rounds import delivery, encode, schemes, select
+from tessera.rounds import delivery, encode, select
 from tessera.rounds.client_states import (
     AT_WORK,
     AwaitingModel,
@@ -51,104 +45,42 @@ from tessera.rounds.client_states import (
     RowsAsked,
     TrainedModel,
     TrainingModel,
-    TrainingOutput,
     UpdateSent,
 )
-from tessera.rounds.encode import Clipped
-from tessera.rounds.local_state import LocalState, Word, check_rows
+from tessera.rounds.local_state import Word
 from tessera.rounds.messages import (
     FROM_SERVER,
     Download,
     UnionOpened,
-    most_union_bytes,
 )
 from tessera.rounds.resolve import resolve
-from tessera.rounds.root import coins_of, draw_root
+from tessera.rounds.role_setup import ClientRoundSetup
+from tessera.rounds.root import ClientEntropy, draw_root
 from tessera.rounds.select import Selection
-from tessera.rounds.sums import ClientSetup, Sum, SumClient
+from tessera.rounds.sums import SumClient
+from tessera.rounds.training_client import TrainingClient, TrainingOutput
 from tessera.rounds.words import RowWords
-from tessera.wire.stored import Kept, Owner
-
-OWN: Final = (*FROM_SERVER, RoundOver)
-"""Messages that are the round's and not the sum's."""
+from tessera.wire.stored import Kept
 
 
-class ClientRound(Follower[Any]):
-    """One client in one round of training.
-
-    Known to this client only, in the process that trained, and not stored: how much was `clipped`,
-    why it sent zeros instead of an update (`broken`), and the rows with a delta (`written`).
-    """
+class ClientRound(TrainingClient):
+    """One client in one round of training, before one server."""
 
     ROLE = "client of a round"
     STATES = (NotStarted, *AT_WORK, Left)
     PHASES: ClassVar = {NotStarted: "Invited"}
     FROM_SERVER = FROM_SERVER
+    TWO_SERVERS = False
+    INVITED, OFFERING, TRAINING = NotStarted, OfferingRows, TrainingModel
 
-    def __init__(
-        self,
-        plan: Plan,
-        round_id: RoundId,
-        me: ClientId,
-        *,
-        local: LocalState,
-        entropy: Entropy,
-        identity: Identity | None = None,
-    ) -> None:
-        owner = self._hold(plan, round_id, me, local, entropy, identity)
-        self._begin(owner, NotStarted())
+    def _set_up(self, setup: ClientRoundSetup) -> None:
+        super()._set_up(setup)
+        agreed = resolve(setup.plan)
+        self._rows, self._sum, self._cohorts = agreed.rows, setup.sum, agreed.cohorts
+        self._selected: tuple[Any, Selection] | None = None  # of this question, worked out once
 
-    def take_part_in(self, total: Sum) -> None:
-        """Take part in this sum instead of the plan's, an ideal one; before the start."""
-        if not isinstance(self.state, NotStarted):
-            raise MisuseError("a round is ideal from its beginning, or not at all")
-        self._sum = total
-
-    @classmethod
-    def wake(  # type: ignore[override]
-        cls,
-        snapshot: bytes,
-        messages: Mapping[bytes, bytes],
-        plan: Plan,
-        round_id: RoundId,
-        me: ClientId,
-        *,
-        local: LocalState,
-        entropy: Entropy,
-        identity: Identity | None = None,
-    ) -> Self:
-        """Go on from a snapshot. What was charged is charged, and what was drawn is drawn."""
-        client = cls.__new__(cls)
-        owner = client._hold(plan, round_id, me, local, entropy, identity)
-        client._resume(snapshot, messages, owner, {"sum": client._woken_sum})
-        return client
-
-    def _hold(
-        self,
-        plan: Plan,
-        round_id: RoundId,
-        me: ClientId,
-        local: LocalState,
-        entropy: Entropy,
-        identity: Identity | None,
-    ) -> Owner:
-        schemes.check(type(self).__name__, plan, two_servers=False)
-        check_rows(plan, local)
-        self.plan, self.me = plan, me
-        self._local, self._entropy = local, entropy
-        agreed = resolve(plan)
-        self._rows, self._sum, self._noise = agreed.rows, agreed.sum, agreed.noise
-        self._cohorts = agreed.cohorts
-        self._setup = ClientSetup(plan=plan, round_id=round_id, me=me, identity=identity)
-        self.clipped, self.broken = Clipped(), ""
-        self.written: dict[str, Ids] = {}
-        # What follows from the state, worked out once.
-        self._selected: tuple[Any, Selection] | None = None
-        self._submodel: tuple[Any, Submodel] | None = None
-        return self._owned(me, round_id, plan.digest)
-
-    def _woken_sum(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> SumClient:
-        return self._sum.wake_client(self._setup, snapshot, messages)
+    def _supplied(self) -> Mapping[str, Any]:
+        return {"sum": partial(self._sum.wake_client, self.setup)}
 
     @property
     def phase(self) -> str:
@@ -157,12 +89,10 @@ class ClientRound(Follower[Any]):
     # --- 1. charged before anything is sent -----------------------------------------------------
 
     def start(self) -> list[Outbound]:
-        if not isinstance(self.state, NotStarted):
-            raise MisuseError("a round is started once")
-        self._local.must_be_settled()
+        self._must_begin()
         self.prepare()
         root = draw_root(self._entropy, self.plan, self.round_id, self.me)
-        total, out = self._sum.join(self._setup, root, self._local.last_round)
+        total, out = self._sum.join(self.setup, root, self._local.last_round)
         self._local.last_round = self.round_id
         begun: OfferingRows | ReadyToChoose | AwaitingModel
         if self._rows.randomised:
@@ -204,7 +134,7 @@ class ClientRound(Follower[Any]):
             period=plan.period(self.round_id),
             privacy=local.privacy or plan.privacy.index,
             real=real,
-            entropy=_ClientEntropy(self._entropy, self.me),
+            entropy=ClientEntropy(self._entropy, self.me),
             sizes={table: t.rows for table, t in roots.items()},
             max_rows=dict.fromkeys(roots, plan.union.max_rows),
             perturbation=plan.privacy.perturbation,
@@ -245,61 +175,21 @@ class ClientRound(Follower[Any]):
 
     # --- messages -------------------------------------------------------------------------------
 
-    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
-        kind = wire.kind_of(data)
-        if isinstance(self.state, NotStarted) and kind is not RoundOver:
-            raise MisuseError("a round is started before it receives")
-        if not isinstance(self.state, AT_WORK) or kind in OWN:
-            self._check_length(kind, data)
-            return super().receive(sender, data)
-        try:
-            following, out = self._apply(ClientRound._on_sum, data)
-        except ServerFault as fault:
-            raise self._leave(fault) from None
-        self._move(following, b"")
-        return out
-
     def _told(self, outcome: RoundOutcome) -> None:
         if not isinstance(self.state, TrainedModel):
-            self._local.told(self.round_id, outcome)
-
-    def take(self, message: Kept[Any]) -> list[Outbound]:
-        """A message of the round's own that was never bytes, in an ideal round."""
-        step = STEPS[type(self.state), type(message.message)]
-        try:
-            following, out = self._apply(step, message)
-        except ServerFault as fault:
-            raise self._leave(fault) from None
-        self._move(following, b"")
-        return out
-
-    def _check_length(self, kind: type[Any] | None, data: bytes) -> None:
-        """A union is bounded by the plan before anything is made of it: a bitmap that names every
-        row is short on the wire and 64 times as long in memory."""
-        plan = self.plan
-        if kind is UnionOpened and isinstance(self.state, OfferingRows):
-            most = most_union_bytes(plan.most_union, plan.domain, len(plan.roots))
-            if len(data) > most:
-                size = f"{len(data)} bytes where the cap is {most}"
-                raise self._leave(self._fault(f"sent a union of {size}"))
+            super()._told(outcome)
 
     def _end(self, state: Any) -> None:
         if isinstance(self.state, TrainedModel):  # it was never sent, whatever a server says of it
             self._local.settle(self.round_id, counted=False, by=Word.OWN)
         super()._end(state)
-        self._selected = self._submodel = None
-
-    def _leave(self, fault: ServerFault) -> ServerFault:
-        """For good: later messages are not read."""
-        self._end(Left(reason=shortened(fault.reason)))
-        return fault
+        self._selected = None
 
     def _check_message(self, message: Any) -> None:
         if message.round_id != self.round_id:
             raise self._fault(f"sent {type(message).__name__} of round {message.round_id}")
 
     def _on_sum(self, state: Any, data: bytes) -> Moved:
-        """A message of the sum's, which judges itself whether it is due."""
         out = state.sum.receive(SERVER, data)
         if wire.kind_of(data) is secagg.Roster:
             self._check_members(wire.decode(data, expect=(secagg.Roster,)))
@@ -351,10 +241,7 @@ class ClientRound(Follower[Any]):
         return select.offered(plan, rows, frozen.secret, frozen.period, catalogue)
 
     def _on_union(self, state: OfferingRows, union: Kept[UnionOpened]) -> Moved:
-        if not state.sum.knows_survivors(UNION):
-            raise self._fault("sent a union that is not due")
-        if flaw := select.union_flaw(self.plan, union.message):
-            raise self._fault(flaw)
+        self._check_union(state.sum, union.message)
         return ReadyToChoose(root=state.root, sum=state.sum, union=union), []
 
     # --- 3. the rows this client asks for -------------------------------------------------------
@@ -419,29 +306,13 @@ class ClientRound(Follower[Any]):
     # --- 4. fetch and train ---------------------------------------------------------------------
 
     def _on_download(self, state: AwaitingModel, download: Kept[Download]) -> Moved:
-        if self._sum.in_memory and state.asked is not None:
-            self._check_row_groups(state.sum)  # known already: it sends no message
+        if state.sum.knows_groups:  # already, where no message has said so
+            self._check_row_groups(state.sum)
         following = TrainingModel(
             root=state.root, sum=state.sum, asked=state.asked, download=download
         )
-        self._submodel = (following, self._submodel_of(following))
+        self._fetched(following)
         return following, []
-
-    @property
-    def coins(self) -> Secret:
-        """What the training of `pending` draws from."""
-        assert isinstance(self.state, TrainingModel)
-        return coins_of(self.state.root)
-
-    @property
-    def pending(self) -> Submodel | None:
-        """What is to be trained now, once it is here; nothing before, and nothing after."""
-        state = self.state
-        if not isinstance(state, TrainingModel):
-            return None
-        if self._submodel is None or self._submodel[0] is not state:
-            self._submodel = (state, self._submodel_of(state))
-        return self._submodel[1]
 
     def _submodel_of(self, state: TrainingModel) -> Submodel:
         chosen, message = self._selection(state.asked), state.download.message
@@ -459,34 +330,13 @@ class ClientRound(Follower[Any]):
         except delivery.UnfitModel as error:
             raise self._fault(str(error)) from error
 
-    def supply(self, update: ModelUpdate | None) -> list[Outbound]:
-        """Go on with what came out of the training of `pending`; None: nothing did."""
-        if not isinstance(self.state, TrainingModel):
-            raise MisuseError("an update is not due: nothing was fetched, or it was given already")
-        following, out = self._apply(ClientRound._on_update, TrainingOutput(update))
-        self._move(following, b"")
-        return out
-
     # --- 5. upload ------------------------------------------------------------------------------
 
     def _on_update(self, state: TrainingModel, supplied: TrainingOutput) -> Moved:
-        """Into words at once: the update itself is not stored."""
-        plan, update = self.plan, supplied.update
-        trained = self._selection(state.asked).trained
-        self.broken = encode.flaw(plan, update, trained)
-        if update is None or self.broken:
-            update = encode.zeros(plan)  # who left, or stopped, would say something of its data
-        coins = state.root.secret(Label.ROUNDING)
-        encoded = encode.update_words(
-            plan,
-            update,
-            trained,
-            coins,
-            round_id=self.round_id,
-            residual=self._local.residual_in(plan),
-            noise=self._noise.share_stream(state.root, self.round_id, self.me),
-        )
-        self.clipped, self.written = encoded.clipped, dict(encoded.written)
+        plan, trained = self.plan, self._selection(state.asked).trained
+        # Who left, or stopped, would say something of its data.
+        update = self._sound(supplied.update, trained) or encode.zeros(plan)
+        encoded = self._words(update, trained, state.root)
         following = TrainedModel(
             sum=state.sum,
             asked=state.asked,
@@ -538,13 +388,3 @@ CONTRIBUTES: Final[Mapping[type[Any], Any]] = {
     TrainedModel: ClientRound._upload,
 }
 """What a round in this state gives its sum, once the sum asks for it."""
-
-
-class _ClientEntropy:
-    """Entropy of one client: scripted entropy is addressed by client, too."""
-
-    def __init__(self, entropy: Entropy, me: ClientId) -> None:
-        self._entropy, self._me = entropy, me
-
-    def secret(self, label: str, *context: int | bytes | str, size: int = 32) -> Any:
-        return self._entropy.secret(label, int(self._me), *context, size=size)

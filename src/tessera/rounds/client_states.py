@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from tessera import wire
 from tessera.ids import TableId
-from tessera.learning.tables.submodel import ModelUpdate
 from tessera.protocols.secagg.params import MAX_TABLES
 from tessera.protocols.secagg.phases import MAX_SUM_BYTES
 from tessera.rounds.messages import Download, RowsByTable, UnionOpened
@@ -136,10 +135,3 @@ AT_WORK: Final = (
     UpdateSent,
 )
 NO_CONTEXT: Final = bytes(32)
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingOutput:
-    """What came out of training; None: nothing."""
-
-    update: ModelUpdate | None

@@ -23,8 +23,7 @@ from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.ids import Party, RoundId
 from tessera.learning.compression import signed
-from tessera.learning.tables.arrays import Ids
-from tessera.learning.tables.submodel import ModelUpdate, TableUpdate
+from tessera.learning.tables.submodel import Ids, ModelUpdate, TableUpdate
 from tessera.plan.noisy_vector import NoisyVector
 
 Values = npt.NDArray[np.float64]

@@ -17,9 +17,8 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto.coins import CoinStream
 from tessera.crypto.entropy import Entropy
-from tessera.crypto.prg import Label, Stream, uniform
+from tessera.crypto.prg import CoinStream, Label, Stream, uniform
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import encode_context
 from tessera.errors import ConfigError, MisuseError

@@ -27,8 +27,16 @@ from tessera.rounds.cohorts import Cohorts, FixedGroup, Named, Unmasked
 from tessera.rounds.events import RoundAbort, RoundFinished, RoundStarted
 from tessera.rounds.messages import OUT_OF_BOUNDS
 from tessera.rounds.resolve import resolve
-from tessera.rounds.roles import HelperParty, RoundServer, ServerParty, StoredRole, roles_of
+from tessera.rounds.role_setup import (
+    HelperParty,
+    HelperRoundSetup,
+    ServerParty,
+    ServerRoundSetup,
+    StoredRole,
+)
+from tessera.rounds.roles import RoundServer, helper_role, server_role
 from tessera.rounds.server_model import ServerModel
+from tessera.rounds.sums import Sum
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.words import RoundResult, merged
 
@@ -152,11 +160,22 @@ class Course:
         part: RoundPart,
         identity: Identity | None = None,
         stored: StoredRole | None = None,
+        ideal: Sum | None = None,
     ) -> RoundServer:
-        """The server's role in a part, new or woken. `identity` has its clients' keys."""
-        make = roles_of(part.plan).server
-        names, model = tuple(part.named), self.model
-        return make(part.plan, drawn.round_id, names, model, self._party, identity, stored)
+        """The server's role in a part, new or woken. `identity` has its clients' keys; `ideal` is a
+        sum in memory, in place of the plan's."""
+        setup = ServerRoundSetup(
+            plan=part.plan,
+            round_id=drawn.round_id,
+            dense=self.model.dense,
+            tables=self.model.tables,
+            derived=self.model.derived,
+            invited=tuple(part.named),
+            own=self._party,
+            identity=identity,
+            ideal=ideal,
+        )
+        return server_role(setup, stored)
 
     def goes_on_after(self, outcome: PartOutcome) -> bool:
         """Whether a round goes on: of a fixed group that lacks a member the sum is discarded, and
@@ -238,20 +257,30 @@ class HelperCourse:
     def __init__(
         self, plan: Plan, model: ServerModel, party: HelperParty, *, commit: Commit | None = None
     ) -> None:
-        make = roles_of(plan).helper
-        if make is None:
+        if not resolve(plan).sum.helpers:
             raise MisuseError(f"scheme {plan.scheme} has no helper")
         self.plan, self.model = plan, model
-        self._make, self._party, self._commit = make, party, commit
+        self._party, self._commit = party, commit
 
     def helper(
         self,
         round_id: RoundId,
         directory: Mapping[ClientId, bytes],
         stored: StoredRole | None = None,
+        ideal: Sum | None = None,
     ) -> HelperRound:
         """The helper's role in a round, new or woken, over its model as it is now."""
-        return self._make(self.plan, round_id, self.model, self._party, directory, stored)
+        setup = HelperRoundSetup(
+            plan=self.plan,
+            round_id=round_id,
+            dense=self.model.dense,
+            tables=self.model.tables,
+            derived=self.model.derived,
+            own=self._party,
+            directory=directory,
+            ideal=ideal,
+        )
+        return helper_role(setup, stored)
 
     def conclude(self, round_id: RoundId, result: RoundResult | None) -> None:
         """Step by the means that follow from the sum it was shown; by none, if it was shown none.

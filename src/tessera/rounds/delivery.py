@@ -19,8 +19,7 @@ from tessera.crypto import kernel
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.ids import RoundId, StageId, TableId
-from tessera.learning.tables.arrays import Floats, Ids
-from tessera.learning.tables.submodel import TablePart
+from tessera.learning.tables.submodel import Floats, Ids, TablePart
 from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
 from tessera.protocols.secagg.transcript import NOTHING, Digests, Received

@@ -24,8 +24,7 @@ from tessera.errors import MisuseError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import TableMean
 from tessera.learning.compression import Quantizer, Residual, sent_of, signed
-from tessera.learning.tables.arrays import Ids
-from tessera.learning.tables.submodel import ModelUpdate
+from tessera.learning.tables.submodel import Ids, ModelUpdate
 from tessera.plan import Plan, TablePlan
 from tessera.plan.noisy_vector import NoisyVector
 from tessera.protocols.secagg.phases import StageSum

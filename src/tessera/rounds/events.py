@@ -43,7 +43,9 @@ class RoundFinished:
     `bytes_between` go between the two, per client of the cohort, and `writing` says how each table
     was written and why. `rows_out_of_bounds` were opened and not merged
     (`rounds/clipped_vector.py`); `groups_aborted` are fixed groups that lacked a member and opened
-    nothing.
+    nothing. Of groups that wait, `delivered` counts the clients that delivered in this round,
+    `groups_opened` the groups that became full and were merged, `survivors` their members, `age`
+    the rounds from base to merge on average, and `groups_retired` those that have ended for good.
 
     Some are known to a simulation only, and to no server. `not_finite` counts clients whose
     training failed and that sent zeros; with two servers `broken` counts them by reason. `clipped`
@@ -89,6 +91,10 @@ class RoundFinished:
     writing: Mapping[str, str] = field(default_factory=dict)
     rows_out_of_bounds: int = 0
     groups_aborted: int = 0
+    groups_opened: int = 0
+    groups_retired: int = 0
+    delivered: int = 0
+    age: float = 0.0
     noise_epsilon: float | None = None
     noise_scope: str = ""
     groups_not_finite: int = 0

@@ -23,8 +23,7 @@ from tessera.crypto.group import Words
 from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError, PeerError, RoundAborted
 from tessera.ids import SERVER, ClientId, Party, RoundId, StageId, TableId
-from tessera.learning.tables.arrays import Ids, distinct
-from tessera.learning.tables.submodel import ModelUpdate, Submodel
+from tessera.learning.tables.submodel import Ids, distinct
 from tessera.plan import Plan
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg import groups
@@ -40,19 +39,6 @@ from tessera.rounds.sums import ClientSetup, ServerSetup, Sum, SumClient, SumSer
 from tessera.rounds.words import RowWords
 from tessera.wire.index_set import client_array, client_set
 from tessera.wire.stored import Kept
-
-RoundTrainer = Callable[[Mapping[ClientId, Submodel]], Mapping[ClientId, ModelUpdate | None]]
-"""Trains what clients have fetched, all together; None where nothing came of it."""
-
-FINISHED: Final = frozenset({"done", "aborted"})
-
-
-@dataclass(frozen=True, slots=True)
-class Dropout:
-    """Where a client drops out: before it answers in this phase, at its `visit` from 0."""
-
-    phase: str
-    visit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +82,7 @@ class TrustedParty:
         self.participants = frozenset(cohort)
         self.given: dict[ClientId, Given] = {}  # on its way to the server
         self.members: dict[TableId, dict[ClientId, Ids]] = {}
-        self._made: tuple[object, Any] | None = None
-
-    def once(self, key: object, make: Callable[[], T]) -> T:
-        """What is the same for everybody, made for the first who asks."""
-        if self._made is None or self._made[0] is not key:
-            self._made = (key, make())
-        found: T = self._made[1]
-        return found
+        self.united = NONE  # the ids of the union, once they are opened
 
     def _phases(self) -> Iterable[tuple[str, StageId]]:
         """The phases of the real sum, in order."""
@@ -179,6 +158,11 @@ class IdealClient(IdealRole):
         return self.wants is not None and self._party.phase == "reveal"
 
     @property
+    def knows_groups(self) -> bool:
+        party = self._party
+        return party.phase == "collect" and bool(party.members) and self.wants is not None
+
+    @property
     def included_among_named(self) -> Mapping[TableId, Ids]:
         """Which of the rows it named have met the quorum, by table: their values are due now."""
         return {
@@ -216,7 +200,6 @@ class IdealServer(IdealRole):
         self._tables: dict[TableId, TableSum] = {}
         self._total: StageSum | None = None
         self.sums: tuple[StageSum, ...] = ()
-        self.united = NONE
 
     @property
     def phase(self) -> str:
@@ -303,7 +286,7 @@ class IdealServer(IdealRole):
         answers = sorted(self._answers.items())
         offered = [given.ids for _, given in answers if isinstance(given, Offered)]
         if offered:
-            self.united = distinct(np.concatenate([*offered, NONE]))
+            party.united = distinct(np.concatenate([*offered, NONE]))
         dense = group.zeros(0 if offered else party.spec.dense)
         tables = self._tables if party.spec.tables else {}
         for client, given in answers:
@@ -369,19 +352,33 @@ class InMemory(Outbound):
         return cls(to, type(kept.message).__name__, b"", kept)
 
 
-class IdealSum(Sum):
+class Shared:
+    """What is the same for everybody in an ideal round, made for the first who asks."""
+
+    def __init__(self) -> None:
+        self._made: tuple[object, Any] | None = None
+
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        if self._made is None or (self._made[0] is not key and self._made[0] != key):
+            self._made = (key, make())
+        found: T = self._made[1]
+        return found
+
+
+class IdealSum(Shared, Sum):
     """The sum of a round in memory: phases and survivors are those of the plan's own sum."""
 
-    federated = in_memory = True
+    federated = True
 
     def __init__(self, party: TrustedParty) -> None:
+        super().__init__()
         self._party = party
         self.masks = party.masked
 
     def join(
         self, setup: ClientSetup, root: Entropy, last_round: RoundId | None
     ) -> tuple[SumClient, list[Outbound]]:
-        client = IdealClient(self._party, setup.me)
+        client = IdealClient(self._party, setup.party)
         return client, client.begin()
 
     def serve(self, setup: ServerSetup, root: Entropy) -> SumServer:
@@ -398,15 +395,11 @@ class IdealSum(Sum):
     def kept(self, record: T) -> Kept[T]:
         return Kept.received(record, b"", b"")  # never stored, and so not encoded
 
-    def once(self, key: object, make: Callable[[], T]) -> T:
-        """One copy for everybody."""
-        return self._party.once(key, make)
-
     def post(self, clients: Iterable[ClientId], message: Any) -> list[Outbound]:
         return posted(clients, message)
 
     def opened_ids(self, plan: Plan, round_id: RoundId, total: SumServer) -> tuple[Ids, int]:
-        return total.united, 0
+        return self._party.united, 0
 
 
 def posted(clients: Iterable[ClientId], message: Any) -> list[Outbound]:

@@ -12,9 +12,8 @@ from tessera.data.row_names import OwnNames
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
 from tessera.learning.compression import Residual
-from tessera.learning.tables.arrays import Ids
 from tessera.learning.tables.spec import DerivedMap
-from tessera.learning.tables.submodel import TablePart
+from tessera.learning.tables.submodel import Ids, TablePart
 from tessera.plan import Plan, Sharing
 from tessera.privacy.dp.events import ExactRelease
 from tessera.privacy.dp.ledger import Ledger
@@ -32,6 +31,7 @@ class Word(Enum):
 
     SERVER = "the server's word"
     OWN = "this client has not sent its update"
+    CERTIFICATE = "everybody's signature that it has delivered"
 
 
 class CarriedRows(Protocol):

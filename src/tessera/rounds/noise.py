@@ -31,8 +31,7 @@ from tessera.errors import MisuseError
 from tessera.ids import SERVER, ClientId, Party, RoundId
 from tessera.learning.averaging import TableMean
 from tessera.learning.compression import Quantizer, signed
-from tessera.learning.tables.arrays import Ids
-from tessera.learning.tables.submodel import ModelUpdate
+from tessera.learning.tables.submodel import Ids, ModelUpdate
 from tessera.plan import Plan, Trust
 from tessera.plan.noisy_vector import NoisyVector
 from tessera.privacy.dp.accounting import epsilon as epsilon_of

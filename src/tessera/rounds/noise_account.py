@@ -25,13 +25,12 @@ from tessera.crypto.prg import Stream
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, Party, RoundId
-from tessera.learning.averaging import Average, Divide, ServerStep
+from tessera.learning.averaging import Divide
 from tessera.learning.compression import Quantizer
 from tessera.learning.popularity import Popularity
-from tessera.learning.tables.arrays import Ids
-from tessera.learning.tables.submodel import ModelUpdate
+from tessera.learning.tables.submodel import Ids, ModelUpdate
 from tessera.plan import DPPlan, Metrics, NoisyRows, Plan, Sharing
-from tessera.plan.dp import GIVEN_UP, LONGER, SETUP_SHARE, row_list_of, trained_with
+from tessera.plan.dp import GIVEN_UP, LONGER, row_list_of
 from tessera.plan.noisy_vector import NoisyVector
 from tessera.privacy.dp.events import (
     THE_METRICS,
@@ -65,7 +64,6 @@ from tessera.rounds.schemes import SchemeEntry
 
 if TYPE_CHECKING:
     from tessera.rounds.words import RoundResult
-    from tessera.tasks import Recommended
 
 Values = npt.NDArray[np.float64]
 
@@ -206,14 +204,6 @@ class Noise:
         raise MisuseError("a plan without [dp] has no noise")
 
     # --- what a task is completed with ------------------------------------------------------------
-
-    def recommended(self, good: Recommended, *, own_learner: bool) -> Recommended:
-        """A task's settings, as far as they go with this noise; `own_learner`: it has one."""
-        return good
-
-    def with_setup(self) -> Plan:
-        """The plan with a share of the budget for a set-up sum, where it says nothing of it."""
-        return self.plan
 
     def with_selected(self, popularity: Popularity | None) -> Plan:
         """The plan with the selected rows as its list, where a scheme sums by such a list."""
@@ -375,25 +365,6 @@ class AddedNoise(Noise):
         return self.dp.per_row
 
     # --- what a task is completed with ------------------------------------------------------------
-
-    def recommended(self, good: Recommended, *, own_learner: bool) -> Recommended:
-        dp, reach = self.dp, max(1.0, self.dp.clip)
-        if dp.by_batches and good.per_person and own_learner:
-            good = replace(good, training=good.per_person, server=ServerStep(), shrinkage=0.0)
-        if not dp.by_examples and good.private is not None:
-            private = good.private
-            good = replace(good, training=private.training, server=private.server, shrinkage=0.0)
-        if self.selects_rows or self.plan.drawn_in_secret:  # which give the denominators
-            good = replace(good, average=Average.EXAMPLES)
-        # A client sends bare deltas, not times its examples.
-        training = trained_with(dp, good.training)
-        return replace(good, training=training, clip=reach, dense_clip=reach)
-
-    def with_setup(self) -> Plan:
-        dp = self.dp
-        if dp.unit is not Unit.USER or dp.setup:
-            return self.plan
-        return replace(self.plan, dp=replace(dp, setup=SETUP_SHARE))
 
     def with_selected(self, popularity: Popularity | None) -> Plan:
         if popularity is None or not self.plan.listed:

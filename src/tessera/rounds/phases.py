@@ -128,6 +128,12 @@ MASKED: Final = CostCategories(
             "ConsistencySignature": UNMASK,
             "ConsistencyProof": UNMASK,
             "RevealedShares": UNMASK,
+            # Fixed groups that wait.
+            "Deposit": KEYS,
+            "Fetch": ROWS_DOWN,
+            "Assignment": ROWS_DOWN,
+            "ComeBack": ROWS_DOWN,
+            "Delivery": UPDATE,
         }
     ),
     answers=MappingProxyType(
@@ -142,6 +148,8 @@ MASKED: Final = CostCategories(
             OVER: UPDATE,
             "SurvivorList": UNMASK,
             "ConsistencyProof": UNMASK,
+            "Assignment": UPDATE,
+            "ComeBack": UPDATE,
         }
     ),
 )

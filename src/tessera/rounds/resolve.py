@@ -7,7 +7,7 @@ Cohorts who is drawn, who is summed with whom, what a client insists on (`cohort
 
 A new kind of one of them is a class in its file. What a scheme is called and what each party learns
 under it is in `schemes.py`. What a task gives to a plan that leaves it open is written into the
-plan before (`complete` in `runs/training.py`).
+plan before (`plan/defaults.py`).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from tessera.crypto.entropy import Entropy, RootedEntropy
 from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.ids import ClientId, Party, RoundId
-from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
 from tessera.protocols.union import decoys
 from tessera.wire.stored import Context
@@ -48,6 +48,16 @@ class RootCodec(wire.Codec):
 
 
 StoredRoot: TypeAlias = Annotated[RootedEntropy, RootCodec()]
+
+
+class ClientEntropy:
+    """Entropy of one of many clients: scripted entropy is addressed by client, too."""
+
+    def __init__(self, entropy: Entropy, me: ClientId) -> None:
+        self._entropy, self._me = entropy, me
+
+    def secret(self, label: str, *context: int | bytes | str, size: int = 32) -> Secret:
+        return self._entropy.secret(label, int(self._me), *context, size=size)
 
 
 # --- coins ----------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from tessera.plan.reference import texts_of
 from tessera.rounds import phases
 from tessera.rounds.phases import CostCategories, Phase
 from tessera.rounds.rows import ListedRows, NamedRows, RandomisedRows, Rows, UnseenRows
-from tessera.rounds.sums import MaskedSum, PlainSum, SharedSum, Sum
+from tessera.rounds.sums import MaskedSum, PlainSum, Sum
+from tessera.rounds.two_server.shared_sum import SharedSum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

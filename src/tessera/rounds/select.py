@@ -16,8 +16,8 @@ from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.ids import RoundId
-from tessera.learning.tables.arrays import Ids
 from tessera.learning.tables.spec import DerivedMap
+from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
 from tessera.privacy.index.period import FrozenPeriod, keyed_subset
 from tessera.protocols.union.decoys import Catalogue, with_decoys

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Final, Self
+from functools import partial
+from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera import wire
-from tessera.crypto.entropy import Entropy, RootedEntropy
-from tessera.crypto.keys import Identity
+from tessera.crypto.entropy import RootedEntropy
 from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, RoundAborted
-from tessera.ids import SERVER, ClientId, Party, RoundId, TableId, clients_in
-from tessera.learning.tables.arrays import Ids
-from tessera.learning.tables.spec import DerivedMap
-from tessera.learning.tables.table import StoredTable
-from tessera.plan import UNION, Plan
+from tessera.ids import SERVER, ClientId, Party, TableId, clients_in
+from tessera.learning.tables.submodel import Ids
+from tessera.plan import UNION
 from tessera.protocols import plain
 from tessera.protocols.machine import (
     REASON,
@@ -39,10 +37,11 @@ from tessera.rounds import encode, schemes, select
 from tessera.rounds.delivery import SentModel
 from tessera.rounds.messages import Download, UnionOpened, farewells
 from tessera.rounds.resolve import resolve
+from tessera.rounds.role_setup import ServerRoundSetup
 from tessera.rounds.root import StoredRoot, draw_root
-from tessera.rounds.sums import ServerSetup, Sum, SumServer
+from tessera.rounds.sums import ServerSetup, SumServer
 from tessera.rounds.words import RoundResult
-from tessera.wire.stored import ByDigest, Inner, Kept, Owner
+from tessera.wire.stored import ByDigest, Inner, Kept
 
 SumRole = Annotated[SumServer, Inner("sum")]
 MaybeUnion = Annotated[Kept[UnionOpened] | None, wire.Maybe(ByDigest(UnionOpened))]
@@ -95,86 +94,31 @@ class RoundStopped:
 AT_WORK: Final = (SummingUnion, SummingUpdate)
 
 
-class ServerRound(Coordinator[Any]):
-    """The server in one round of training.
-
-    `dense` and `tables` are the model as it stands; they are read, and `result` is for the caller
-    to merge. A server that is woken is given the same model.
-    """
+class ServerRound(Coordinator[ServerRoundSetup]):
+    """The server in one round of training; `result` is for the caller to merge."""
 
     ROLE = "server of a round"
     STATES = (*AT_WORK, RoundSummed, RoundStopped)
     PHASES: ClassVar = {RoundSummed: "done", RoundStopped: "aborted"}
     FROM_CLIENT = (*secagg.FROM_CLIENT, *plain.FROM_CLIENT)
 
-    def __init__(
-        self,
-        plan: Plan,
-        round_id: RoundId,
-        cohort: Iterable[ClientId],
-        *,
-        dense: npt.NDArray[np.float32],
-        tables: Mapping[str, StoredTable],
-        derived: Mapping[str, DerivedMap] | None = None,
-        entropy: Entropy,
-        identity: Identity | None = None,
-    ) -> None:
-        owner = self._hold(plan, round_id, cohort, dense, tables, derived, identity)
-        self._begin(owner, self._first(draw_root(entropy, plan, round_id, SERVER)))
+    def __init__(self, setup: ServerRoundSetup) -> None:
+        self._set_up(setup)
+        self._begin(self._first(draw_root(setup.own.entropy, self.plan, self.round_id, SERVER)))
 
-    def _first(self, root: RootedEntropy) -> SummingUnion | SummingUpdate:
-        total = self._sum.serve(self._setup, root)
-        if self._rows.randomised:
-            return SummingUnion(root=root, sum=total)
-        return SummingUpdate(root=root, sum=total, union=None, residual=0)
-
-    def carry(self, total: Sum) -> None:
-        """Carry this sum instead of the plan's, an ideal one; before the start."""
-        self._sum = total
-        self.state = self._first(self.state.root)
-
-    @classmethod
-    def wake(  # type: ignore[override]
-        cls,
-        snapshot: bytes,
-        messages: Mapping[bytes, bytes],
-        plan: Plan,
-        round_id: RoundId,
-        cohort: Iterable[ClientId],
-        *,
-        dense: npt.NDArray[np.float32],
-        tables: Mapping[str, StoredTable],
-        derived: Mapping[str, DerivedMap] | None = None,
-        identity: Identity | None = None,
-    ) -> Self:
-        server = cls.__new__(cls)
-        owner = server._hold(plan, round_id, cohort, dense, tables, derived, identity)
-        server._resume(snapshot, messages, owner, {"sum": server._woken_sum})
-        return server
-
-    def _hold(
-        self,
-        plan: Plan,
-        round_id: RoundId,
-        cohort: Iterable[ClientId],
-        dense: npt.NDArray[np.float32],
-        tables: Mapping[str, StoredTable],
-        derived: Mapping[str, DerivedMap] | None,
-        identity: Identity | None,
-    ) -> Owner:
+    def _set_up(self, setup: ServerRoundSetup) -> None:
+        super()._set_up(setup)
+        plan = self.plan = setup.plan
         schemes.check(type(self).__name__, plan, two_servers=False)
-        if dense.shape != (plan.model.dense,) or tables.keys() != {t.name for t in plan.tables}:
-            raise MisuseError("the model is not the plan's")
-        self.plan, self.invited = plan, frozenset(cohort)
-        self._dense, self._tables, self._derived = dense, tables, derived or {}
+        self.invited = frozenset(setup.invited)
         agreed = resolve(plan)
-        self._rows, self._sum, self._noise = agreed.rows, agreed.sum, agreed.noise
-        self._sent = SentModel(plan, dense, tables, lambda: self.union)
+        self._rows, self._sum, self._noise = agreed.rows, setup.sum, agreed.noise
+        self._sent = SentModel(plan, setup.dense, setup.tables, lambda: self.union)
         self._setup = ServerSetup(
             plan=plan,
-            round_id=round_id,
+            round_id=setup.round_id,
             invited=self.invited,
-            identity=identity,
+            identity=setup.identity,
             sent=self._sent,
             cut=self._noise.cut(),
         )
@@ -182,10 +126,15 @@ class ServerRound(Coordinator[Any]):
         # know how the round stands.
         self._united: tuple[Kept[UnionOpened], dict[str, Ids]] | None = None
         self._result: tuple[RoundSummed, RoundResult] | None = None
-        return self._owned(SERVER, round_id, plan.digest)
 
-    def _woken_sum(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> SumServer:
-        return self._sum.wake_server(self._setup, snapshot, messages)
+    def _supplied(self) -> Mapping[str, Any]:
+        return {"sum": partial(self._sum.wake_server, self._setup)}
+
+    def _first(self, root: RootedEntropy) -> SummingUnion | SummingUpdate:
+        total = self._sum.serve(self._setup, root)
+        if self._rows.randomised:
+            return SummingUnion(root=root, sum=total)
+        return SummingUpdate(root=root, sum=total, union=None, residual=0)
 
     # --- where the round stands -----------------------------------------------------------------
 
@@ -211,7 +160,7 @@ class ServerRound(Coordinator[Any]):
         if kept is None:
             return {}
         if self._united is None or self._united[0] is not kept:
-            self._united = (kept, select.union_rows(self.plan, kept.message, self._derived))
+            self._united = (kept, select.union_rows(self.plan, kept.message, self.setup.derived))
         return self._united[1]
 
     @property
@@ -253,7 +202,7 @@ class ServerRound(Coordinator[Any]):
         ids, residual = self._sum.opened_ids(plan, self.round_id, total)
         union = Kept.of(select.opened_union(plan, self.round_id, ids))
         following = SummingUpdate(root=state.root, sum=total, union=union, residual=residual)
-        found = select.union_rows(plan, union.message, self._derived)
+        found = select.union_rows(plan, union.message, self.setup.derived)
         rows = {plan.table_id(name): len(ids) for name, ids in found.items()}
         self._united = (union, found)
         survivors = [ClientId(int(c)) for c in opened.survivors]
@@ -299,7 +248,7 @@ class ServerRound(Coordinator[Any]):
 
     def _downloads(self, revealed: Mapping[ClientId, Mapping[TableId, Ids]]) -> list[Outbound]:
         plan, dtype, union = self.plan, self.plan.model.precision.dtype, self.union
-        dense = wire.HashedBytes(self._dense.astype(dtype).tobytes())
+        dense = wire.HashedBytes(self.setup.dense.astype(dtype).tobytes())
         # Each row is read once for the whole cohort, then cut out for each client.
         read: dict[TableId, tuple[Ids, npt.NDArray[np.generic]]] = {}
         for t in plan.tables:
@@ -310,7 +259,7 @@ class ServerRound(Coordinator[Any]):
                 )
             )
             ids = select.ids_at(union, t.name, wanted)
-            read[table] = (wanted, self._tables[t.name].values(ids).astype(dtype))
+            read[table] = (wanted, self.setup.tables[t.name].values(ids).astype(dtype))
         out = []
         for client, by_table in revealed.items():
             tables = {

@@ -16,8 +16,8 @@ from tessera.errors import MisuseError
 from tessera.ids import RoundId
 from tessera.learning.averaging import Averaging, ServerStep
 from tessera.learning.popularity import Popularity
-from tessera.learning.tables.arrays import Floats
 from tessera.learning.tables.spec import DerivedMap
+from tessera.learning.tables.submodel import Floats
 from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
 from tessera.rounds.noise import noise_of

@@ -1,23 +1,24 @@
 """Sums: how the updates of a round are added up, chosen once by the plan's scheme.
 
-By one server in the clear, by one server under masks, by two servers of which each has a share, or
-not at all. A kind makes and wakes the roles of `protocols/` that do it; `rounds/ideal.py` has one
-more, which adds up in memory behind the same interface. `rounds/schemes.py` says which a plan has.
+By one server in the clear, by one server under masks, by two servers of which each has a share
+(`rounds/two_server/shared_sum.py`), or not at all. A kind makes and wakes the roles of `protocols/`
+that do it; `rounds/ideal.py` has one more, which adds up in memory behind the same interface.
+`rounds/schemes.py` says which a plan has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.group import Words
 from tessera.crypto.keys import Identity
 from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError
-from tessera.ids import HELPER, ClientId, Party, RoundId, TableId
-from tessera.learning.tables.arrays import Ids
+from tessera.ids import ClientId, Party, RoundId, StageId, TableId
+from tessera.learning.tables.submodel import Ids
 from tessera.plan import UNION, Plan
 from tessera.protocols.machine import Outbound, to_all
 from tessera.protocols.plain import (
@@ -29,28 +30,99 @@ from tessera.protocols.plain import (
 )
 from tessera.protocols.secagg.client import Client, SecAggClientSetup
 from tessera.protocols.secagg.masking import Input
+from tessera.protocols.secagg.params import SecAggParams, StageSpec
+from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.server import SecAggServerSetup, Server
-from tessera.protocols.secagg.transcript import Received, SentDigests
+from tessera.protocols.secagg.transcript import NothingSent, Received, SentDigests
 from tessera.rounds import delivery
 from tessera.rounds.messages import Download
 from tessera.rounds.words import RowWords, union_words, whole_words
 from tessera.wire.stored import Kept
 
 T = TypeVar("T")
-SumClient: TypeAlias = Any
-"""A client's role in a sum; all kinds have one interface."""
-SumServer: TypeAlias = Any
 Messages: TypeAlias = Mapping[bytes, bytes]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class InnerRole(Protocol):
+    """A role in a protocol, inside the state of a role in a round."""
+
+    @property
+    def phase(self) -> str: ...
+
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]: ...
+
+    def resend(self) -> list[Outbound]: ...
+
+    def snapshot(self) -> bytes: ...
+
+    @property
+    def messages(self) -> Messages: ...
+
+
+class SumClient(InnerRole, Protocol):
+    """A client's role in a sum; all kinds have one interface."""
+
+    @property
+    def stage(self) -> StageId: ...
+
+    @property
+    def wants(self) -> StageSpec | None:
+        """The stage this client waits for its caller to contribute to, if it does."""
+
+    @property
+    def awaits_rows(self) -> bool:
+        """Whether what it waits for are the rows that this client names."""
+
+    @property
+    def included_among_named(self) -> Mapping[TableId, Ids]:
+        """Which of the rows it named have met the quorum, by table."""
+
+    @property
+    def knows_groups(self) -> bool:
+        """Whether it knows who shares its rows, and has not submitted values yet."""
+
+    def smallest_group(self, table: TableId) -> int:
+        """Of the rows it named in a table, once it knows their groups; 0 if one was left out."""
+
+    def knows_survivors(self, stage: StageId) -> bool:
+        """Whether it has a stage's list of survivors: no sum is opened before that."""
+
+    def submit(self, contribution: Any) -> list[Outbound]: ...
+
+
+class SumServer(InnerRole, Protocol):
+    """The server's role in a sum."""
+
+    @property
+    def expected(self) -> frozenset[Party]: ...
+
+    @property
+    def sums(self) -> tuple[StageSum, ...]:
+        """Those that are opened, by stage."""
+
+    @property
+    def revealed(self) -> dict[ClientId, dict[TableId, Ids]]:
+        """The rows that clients have named."""
+
+    def close_phase(self) -> list[Outbound]: ...
+
+    def begin_stage(
+        self, context: bytes = ..., rows: Mapping[TableId, int] | None = None
+    ) -> list[Outbound]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClientSetup:
     """What a client's role in a sum is made of, and woken with."""
 
     plan: Plan
     round_id: RoundId
-    me: ClientId
-    identity: Identity | None
+    party: ClientId
+    identity: Identity | None = None
+
+    @property
+    def context(self) -> bytes:
+        return self.plan.digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +137,8 @@ class ServerSetup:
     round_id: RoundId
     invited: frozenset[ClientId]
     identity: Identity | None
-    sent: SentDigests = field(repr=False)
-    cut: Cut | None = field(repr=False)
+    sent: SentDigests = field(default_factory=NothingSent, repr=False)
+    cut: Cut | None = field(default=None, repr=False)
 
 
 class Sum:
@@ -79,7 +151,6 @@ class Sum:
     two_servers: bool = False
     helpers: tuple[Party, ...] = ()
     """Servers beside the one that clients talk to."""
-    in_memory: bool = False
 
     @property
     def hides(self) -> bool:
@@ -163,7 +234,7 @@ class PlainSum(Sum):
 
     def _client(self, setup: ClientSetup) -> PlainClientSetup:
         plan = setup.plan
-        return PlainClientSetup(plan.stages[0], setup.round_id, setup.me, sparse=plan.selects)
+        return PlainClientSetup(plan.stages[0], setup.round_id, setup.party, sparse=plan.selects)
 
     def _server(self, setup: ServerSetup) -> PlainServerSetup:
         spec, needed = setup.plan.stages[0], setup.plan.least_survivors
@@ -190,12 +261,15 @@ class MaskedSum(Sum):
     def wake_server(self, setup: ServerSetup, snapshot: bytes, messages: Messages) -> SumServer:
         return Server.wake(snapshot, messages, self._server(setup))
 
+    def _params(self, plan: Plan, round_id: RoundId) -> SecAggParams:
+        return plan.secagg(round_id)
+
     def _client(self, setup: ClientSetup) -> SecAggClientSetup:
-        params = setup.plan.secagg(setup.round_id)
-        return SecAggClientSetup(params, setup.me, identity=setup.identity)
+        params = self._params(setup.plan, setup.round_id)
+        return SecAggClientSetup(params, setup.party, identity=setup.identity)
 
     def _server(self, setup: ServerSetup) -> SecAggServerSetup:
-        params, identity = setup.plan.secagg(setup.round_id), setup.identity
+        params, identity = self._params(setup.plan, setup.round_id), setup.identity
         return SecAggServerSetup(params, setup.invited, identity=identity, sent=setup.sent)
 
     def received(
@@ -204,9 +278,9 @@ class MaskedSum(Sum):
         return delivery.received(plan, download, included)
 
 
-class SharedSum(Sum):
-    """By two servers, a share at each; their roles are in `rounds/two_server/`."""
+class UnionSum(MaskedSum):
+    """A union's that stands by itself, before a round between two servers: in the active setting,
+    always."""
 
-    federated = True
-    two_servers = True
-    helpers = (HELPER,)
+    def _params(self, plan: Plan, round_id: RoundId) -> SecAggParams:
+        return plan.union_sum(round_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,8 +13,8 @@ from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import TableMean
-from tessera.learning.tables.arrays import Ids, distinct
-from tessera.plan import Plan
+from tessera.learning.tables.submodel import Ids, distinct
+from tessera.plan import Plan, TablePlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +47,16 @@ def whole_words(plan: Plan, dense: Words, tables: Mapping[str, RowWords]) -> Wor
         words[at] = tables[t.name].words[:, :width]
         parts.append(words.reshape(-1))
     return np.concatenate([*parts, dense[-1:]])
+
+
+def whole_tables(plan: Plan, words: Words) -> Iterator[tuple[TablePlan, Ids, Words]]:
+    """The tables in a whole model's words (`whole_words`): each with its rows' ids and words."""
+    start = plan.model.dense
+    for t in plan.tables:
+        rows, width = plan.sent_rows[t.name], t.width + plan.counts_rows
+        stop = start + len(rows) * width
+        yield t, rows, words[start:stop].reshape(len(rows), width, *words.shape[1:])
+        start = stop
 
 
 def union_words(plan: Plan, round_id: RoundId, ids: Ids, coins: Secret) -> Words:

@@ -24,8 +24,8 @@ from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.learning.bound_model import BoundTable
 from tessera.learning.scores import evaluate
-from tessera.learning.tables.arrays import read_npz
 from tessera.learning.tables.own_rows import OwnRows
+from tessera.learning.tables.submodel import read_npz
 from tessera.learning.tables.table import StoredTable
 from tessera.learning.training.jobs import Trainable
 from tessera.learning.training.pooled import CentralTrainer, round_size
@@ -34,7 +34,7 @@ from tessera.plan import Plan
 from tessera.rounds.events import Event, RoundFinished, TrainingEnded
 from tessera.rounds.root import lasting_secret
 from tessera.runs.evaluation import EarlyStopping
-from tessera.runs.run_root import run_root
+from tessera.runs.folder import run_root
 from tessera.runs.setup import SetupProgress, set_up
 from tessera.tasks import Task
 

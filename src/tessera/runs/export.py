@@ -22,8 +22,7 @@ from tessera.rounds import schemes
 from tessera.rounds.charged import is_charged
 from tessera.runs import central, training
 from tessera.runs.central import CentralTraining
-from tessera.runs.folder import CHECKPOINT, MODEL, RunFolder
-from tessera.runs.run_root import entropy_of
+from tessera.runs.folder import CHECKPOINT, MODEL, RunFolder, entropy_of
 from tessera.runs.training import Training, complete
 from tessera.tasks import Task
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.data.examples import NONE
 from tessera.ids import ClientId
-from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
 from tessera.runs.training import Clients
 from tessera.tasks import Task

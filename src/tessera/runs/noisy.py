@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from torch import nn
 
-from tessera.crypto.coins import CoinStream
+from tessera.crypto.prg import CoinStream
 from tessera.crypto.secret import Secret
 from tessera.data.examples import SUBJECT, Examples
+from tessera.data.subjects import check_local_rows, check_named, check_spread, one_unnamed
 from tessera.errors import ConfigError
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.training.jobs import PreparedJob
 from tessera.learning.training.noisy_steps import Drawing, EachExample, NoisySteps, StepBatch
-from tessera.learning.training.row_cut import RowCut, aimed_at, places_in
-from tessera.plan import Plan, Trust
+from tessera.learning.training.row_cut import RowCut, places_in
+from tessera.plan import Plan, Trust, Unknown
 from tessera.privacy.dp.guarantee import Unit
 from tessera.privacy.dp.noise_setting import Drawn
 from tessera.privacy.dp.subjects import (
@@ -27,8 +27,35 @@ from tessera.privacy.dp.subjects import (
     largest_group,
 )
 from tessera.rounds.noise import noise_of
-from tessera.runs.people import check_home
 from tessera.tasks import Task
+
+# --- people ---------------------------------------------------------------------------------------
+#
+# People in a simulation: what a number per subject takes for granted is looked at before training.
+#
+# In a deployment nobody sees all clients' data, and the bounds are assumptions. Here they can be
+# counted, and a run whose data break them is refused: its number would be about other data.
+
+
+def with_subjects(task: Task, bound: BoundModel, plan: Plan) -> Task:
+    """The task with every record's subject known, where the plan protects subjects."""
+    section = noise_of(plan).of_people
+    if section is None:
+        return task
+    data = task.data
+    if section.unknown is Unknown.ONE_SUBJECT:
+        data = one_unnamed(data)
+    check_named(data)
+    check_spread(
+        data,
+        records=section.records_per_subject if section.drawn is Drawn.RECORDS else 0,
+        clients=section.clients_per_subject,
+    )
+    check_local_rows(data, tuple(f for t in bound.tables if t.local for f in t.fields))
+    return replace(task, data=data)
+
+
+# --- noisy ----------------------------------------------------------------------------------------
 
 
 def noisy_steps(plan: Plan) -> NoisySteps:
@@ -108,46 +135,6 @@ def cut_examples(plan: Plan, bound: BoundModel, examples: Examples, secret: Secr
         return examples
     places = places_in(bound.fetched_fields(examples))
     return RowCut.of(per_row, places).apply(bound, examples, secret)
-
-
-def check_task(plan: Plan, task: Task, module: nn.Module, bound: BoundModel) -> None:
-    """Refuse what would let one example, person or row move more than the noise is for."""
-    noise = noise_of(plan)
-    if noise.selects_rows and not task.data.public_rows:
-        raise ConfigError(
-            f'[dp] rows = "selected" over a dictionary that is made of the data of {task.name!r}: '
-            "which rows there are would show who holds them",
-            hint='[task] dictionary = FILE with a public list of items, or ids = "hash"',
-        )
-    if not noise.clips_examples:
-        return
-    check_home(noise.dp, task)
-    unit = f"[dp] unit = {noise.dp.unit.value!r}"
-    if bound.candidates is not None:
-        raise ConfigError(
-            f"{unit} with a softmax over table {bound.candidates.root!r}: every example moves "
-            "every row, and noisy steps are over the rows of single examples",
-            hint='use unit = "user"',
-        )
-    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p for m in module.modules()):
-        raise ConfigError(
-            f"{unit} with dropout: which units are left out goes by the "
-            "place of an example among the others, so that one more moves all after it",
-            hint="a model without dropout; noise keeps it from overfitting",
-        )
-    if noise.per_row:
-        _check_index(task, bound)
-
-
-def _check_index(task: Task, bound: BoundModel) -> None:
-    """Refuse what would let a row of a client's data move more than its examples."""
-    aimed_at(bound.fetched_fields(task.data.train.take(slice(0, 1))), 1)
-    if task.architecture is not None and task.architecture.get("rate"):
-        raise ConfigError(
-            f'[dp] unit = "index" with task {task.name!r}, whose examples have the client\'s own '
-            "click rate: it changes with every row the client has met",
-            hint='[task] model = "biased", or another model without the rate',
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,8 @@ from tessera.learning.scores import evaluate
 from tessera.rounds import schemes
 from tessera.runs.central import CentralTraining
 from tessera.runs.export import named_task
-from tessera.runs.folder import CHECKPOINT, RunFolder
+from tessera.runs.folder import CHECKPOINT, RunFolder, entropy_of
 from tessera.runs.recommend import check_run
-from tessera.runs.run_root import entropy_of
 from tessera.runs.training import Training, complete
 from tessera.tasks import Task
 

@@ -28,8 +28,7 @@ from tessera.runs import central, training
 from tessera.runs.central import CentralTraining
 from tessera.runs.description import digest_of
 from tessera.runs.export import named_task
-from tessera.runs.folder import CHECKPOINT, RunFolder
-from tessera.runs.run_root import entropy_of
+from tessera.runs.folder import CHECKPOINT, RunFolder, entropy_of
 from tessera.runs.training import Training, complete
 from tessera.tasks import Task
 

@@ -25,7 +25,7 @@ from tessera.errors import ConfigError
 from tessera.ids import ClientId
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.popularity import Popularity
-from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.submodel import Ids
 from tessera.learning.task_setup import Progress, Setup, SetupResult
 from tessera.plan import Plan
 from tessera.privacy.dp.events import THE_POPULARITY, THE_SETUP_SUM, ExactRelease, NoisySum

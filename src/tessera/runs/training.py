@@ -26,11 +26,9 @@ from tessera.crypto.entropy import Entropy, SystemEntropy
 from tessera.crypto.keys import Identity, identities
 from tessera.crypto.secret import Secret
 from tessera.data.examples import ClientData
-from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
-from tessera.learning.averaging import Average
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.compression import Residual, TopBy, shapes_text
+from tessera.learning.compression import Residual
 from tessera.learning.tables.own_rows import OwnRows
 from tessera.learning.tables.spec import TableSpec
 from tessera.learning.tables.store import ModelStore
@@ -38,7 +36,8 @@ from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart, T
 from tessera.learning.tables.table import LazyTable, StoredTable
 from tessera.learning.training.jobs import HomeFitting, Job, Trainable
 from tessera.learning.training.settings import LocalTraining
-from tessera.plan import Metrics, Plan, TablePlan, UnionPlan
+from tessera.plan import Metrics, Plan
+from tessera.plan.defaults import filled_in, with_defaults
 from tessera.privacy.dp.ledger import BudgetExceeded
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.secagg.params import Threat
@@ -48,18 +47,20 @@ from tessera.rounds.events import Event, TrainingEnded
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.noise import noise_of
 from tessera.rounds.root import lasting_secret, simulated_coins
-from tessera.runs.client_training import ClientTraining, own_rows
+from tessera.runs.client_training import (
+    ChosenLearner,
+    ClientTraining,
+    Trainer,
+    learner_of,
+    own_rows,
+)
 from tessera.runs.evaluation import EarlyStopping, Evaluation
-from tessera.runs.folder import check_round
-from tessera.runs.learners import ChosenLearner, Trainer, learner_of
-from tessera.runs.noisy import check_task
-from tessera.runs.people import check_shared_rows, with_subjects
-from tessera.runs.run_root import owners_folder, run_root
+from tessera.runs.folder import check_round, owners_folder, run_root
+from tessera.runs.noisy import with_subjects
 from tessera.runs.setup import Ledgers, SetupProgress, select_rows, set_up
-from tessera.simulation.cohort_training import TrainingOutcome
 from tessera.simulation.faults import random_dropouts
 from tessera.simulation.federation import Federation
-from tessera.simulation.subcohort import Participant
+from tessera.simulation.subcohort import Participant, TrainingOutcome
 from tessera.simulation.views import Views
 from tessera.tasks import Task
 
@@ -69,57 +70,11 @@ SECONDS_BETWEEN_CHECKPOINTS: Final = 5.0
 
 
 def complete(plan: Plan, task: Task) -> Plan:
-    """The plan with its task's model written in, and its settings where the plan leaves them out.
+    """The plan with all that it leaves to its task, and with the least noise that keeps its budget.
 
-    Left out are what is not there of the training and server sections, a clip of 0, an average of
-    "auto", and a `max_rows` that is the default. A plan with a model already must have this one.
+    `plan/defaults.py` has the table of what is filled in.
     """
-    module = task.build(plan.seed)
-    bound = task.bind(module)
-    tables = tuple(
-        TablePlan(name=t.name, rows=t.rows, width=t.width, derived_from=t.derived_from or "")
-        for t in bound.tables
-        if not t.local
-    )
-    if plan.is_complete and (plan.tables, plan.model.dense) != (tables, bound.dense_size):
-        raise ConfigError(
-            f"plan: its tables and dense part are not those of task {task.name!r}",
-            hint="leave [[table]] and dense out: the task knows them",
-        )
-    check_task(plan, task, module, bound)
-    if plan.grouped:
-        check_shared_rows(task, bound)
-    own_learner = task.noisy_learner is not None
-    good = noise_of(plan).recommended(task.recommended, own_learner=own_learner)
-    if task.setup is not None and task.setup.sums:
-        plan = noise_of(plan).with_setup()
-    shrinkage = good.shrinkage * min(plan.cohort, task.data.clients) / task.data.clients
-    whole = replace(
-        plan,
-        tables=tables,
-        model=replace(plan.model, dense=bound.dense_size, shapes=_shapes(plan, bound)),
-        training=plan.training or replace(good.training, **plan.partial.get("training", {})),
-        server=plan.server
-        or replace(good.server, **{"shrinkage": shrinkage, **plan.partial.get("server", {})}),
-        partial={},
-        update=replace(
-            plan.update,
-            clip=plan.update.clip or good.clip,
-            dense_clip=plan.update.dense_clip or (0.0 if plan.update.clip else good.dense_clip),
-            average=good.average if plan.update.average is Average.AUTO else plan.update.average,
-        ),
-        union=replace(plan.union, max_rows=good.max_rows)
-        if plan.union.max_rows == UnionPlan().max_rows
-        else plan.union,
-    )
-    return noise_of(whole).calibrated()
-
-
-def _shapes(plan: Plan, bound: BoundModel) -> str:
-    """The dense part's tensors, where the plan cuts them into rows."""
-    if not plan.selects or plan.update.top_by is not TopBy.ROW:
-        return plan.model.shapes
-    return shapes_text([shape for _, shape in bound.dense])
+    return noise_of(with_defaults(plan, filled_in(plan, task))).calibrated()
 
 
 def eligible(data: ClientData, plan: Plan) -> list[ClientId]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tessera.data.examples import LABEL, ClientData
 from tessera.ids import ClientId
 from tessera.learning.rating_models import BASE
-from tessera.runs.run_root import write_owner_only
+from tessera.runs.folder import write_owner_only
 from tessera.simulation.subcohort import Participant
 from tessera.simulation.two_server import TwoServerSetup
 

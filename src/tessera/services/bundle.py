@@ -23,9 +23,17 @@ import numpy.typing as npt
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.tables.arrays import Floats, read_npz
-from tessera.learning.tables.initial import ZEROS, Distribution, Given, Normal, Uniform, Zeros
-from tessera.learning.tables.spec import DerivedMap, TableSpec
+from tessera.learning.tables.spec import (
+    ZEROS,
+    DerivedMap,
+    Distribution,
+    Given,
+    Normal,
+    TableSpec,
+    Uniform,
+    Zeros,
+)
+from tessera.learning.tables.submodel import Floats, read_npz
 from tessera.learning.tables.table import DenseTable, LazyTable, StoredTable
 from tessera.plan import Metrics, Plan
 from tessera.rounds import schemes

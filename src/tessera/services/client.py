@@ -24,7 +24,8 @@ from tessera.protocols.two_server.params import Servers
 from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.local_state import LocalState, Word
 from tessera.rounds.noise import noise_of
-from tessera.rounds.roles import ClientParty, RoundClient, StoredRole, roles_of
+from tessera.rounds.role_setup import ClientRoundSetup, StoredRole
+from tessera.rounds.roles import RoundClient, client_role
 from tessera.services.dialing_party import DialingParty
 from tessera.services.journal import Journal
 from tessera.services.journal_stores import JournalPeriods, charges, load_local, save_local
@@ -82,14 +83,16 @@ class ClientService(DialingParty):
         save_local(self.journal, self.name, self.local)
 
     def _make(self, round_id: RoundId, stored: StoredRole | None) -> RoundClient:
-        party = ClientParty(
+        setup = ClientRoundSetup(
+            plan=cohorts_of(self.plan).summed_by,
+            round_id=round_id,
+            party=self.client,
             local=self.local,
             entropy=self._entropy,
             identity=self._identity,
             servers=self._servers,
         )
-        plan = cohorts_of(self.plan).summed_by
-        return roles_of(plan).client(plan, round_id, self.client, party, stored)
+        return client_role(setup, stored)
 
     def _begun(self, role: RoundClient) -> list[Outbound]:
         try:

@@ -25,8 +25,7 @@ from tessera.rounds import schemes
 from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.noise import noise_of
-from tessera.rounds.roles import HelperParty, ServerParty
-from tessera.rounds.two_server.helper import HelperKeys
+from tessera.rounds.role_setup import HelperKeys, HelperParty, ServerParty
 from tessera.services.bundle import Bundle
 from tessera.services.client import ClientService, MakeLocal, Train, TrainingResult
 from tessera.services.helper import HelperService

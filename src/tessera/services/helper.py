@@ -15,7 +15,7 @@ from tessera.plan import Plan
 from tessera.protocols.machine import RoundOutcome
 from tessera.protocols.two_server.key_period import KeyPeriod
 from tessera.rounds.course import HelperCourse
-from tessera.rounds.roles import HelperParty, StoredRole
+from tessera.rounds.role_setup import HelperParty, StoredRole
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.services.dialing_party import DialingParty

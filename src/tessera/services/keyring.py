@@ -32,7 +32,7 @@ from tessera.crypto.secret import Secret, encode_context
 from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER, ClientId, Party
 from tessera.protocols.two_server.params import Servers
-from tessera.runs.run_root import write_owner_only
+from tessera.runs.folder import write_owner_only
 from tessera.simulation.two_server import TwoServerSetup
 
 SIGN, BOX, TLS_KEY, TLS = "sign.key", "box.key", "tls.key", "tls.pem"

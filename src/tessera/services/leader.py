@@ -25,7 +25,8 @@ from tessera.protocols.two_server.key_period import KeyPeriod
 from tessera.rounds import schemes
 from tessera.rounds.course import Course, DrawnRound, PartOutcome, RoundPart
 from tessera.rounds.events import RoundAbort, RoundFinished, as_json
-from tessera.rounds.roles import RoundServer, ServerParty
+from tessera.rounds.role_setup import ServerParty
+from tessera.rounds.roles import RoundServer
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.two_server.leader import LeaderRound
 from tessera.services.journal import Journal, outcome_text

@@ -33,7 +33,7 @@ from tessera.crypto.secret import encode_context
 from tessera.data.row_names import OwnNames
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
-from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
 from tessera.privacy.index.period import AnotherGroup, FrozenPeriod, PeriodStore
 from tessera.rounds.cohorts import cohorts_of

@@ -21,9 +21,8 @@ from tessera.learning.training.jobs import Trainable
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import PeriodStore
 from tessera.rounds.local_state import LocalState
-from tessera.runs.client_training import ClientTraining, own_rows
-from tessera.runs.learners import learner_of
-from tessera.runs.people import with_subjects
+from tessera.runs.client_training import ClientTraining, learner_of, own_rows
+from tessera.runs.noisy import with_subjects
 from tessera.runs.training import complete
 from tessera.services.bundle import Bundle
 from tessera.services.client import MakeLocal, Train, TrainingResult

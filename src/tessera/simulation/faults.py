@@ -26,7 +26,6 @@ from tessera.protocols.secagg.messages import (
 )
 from tessera.rounds import schemes
 from tessera.rounds.cohorts import cohorts_of
-from tessera.rounds.ideal import Dropout
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +147,14 @@ def lied(data: bytes, fault: Lie) -> bytes:
 
 FaultScript = Callable[[RoundId, Sequence[ClientId]], Sequence[Fault]]
 """What goes wrong in a round with this cohort."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dropout:
+    """Where a client drops out: before it answers in this phase, at its `visit` from 0."""
+
+    phase: str
+    visit: int = 0
 
 
 def dropouts(faults: Sequence[Fault]) -> dict[ClientId, Dropout]:

@@ -9,42 +9,51 @@ decoded.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy, ScriptedEntropy, SystemEntropy
 from tessera.crypto.keys import Identity, identities
-from tessera.errors import ConfigError, RoundAborted
-from tessera.ids import ClientId, RoundId
+from tessera.errors import ConfigError, RoundAborted, ServerFault
+from tessera.ids import HELPER, SERVER, ClientId, RoundId
 from tessera.learning.averaging import Averaging
 from tessera.learning.popularity import Popularity
 from tessera.learning.tables.spec import DerivedMap
 from tessera.learning.tables.submodel import ModelUpdate, Submodel
 from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
+from tessera.protocols.machine import Outbound
 from tessera.protocols.two_server.reports import Workers
 from tessera.rounds import schemes
 from tessera.rounds.cohorts import Cohorts, FixedGroup
 from tessera.rounds.course import Course, DrawnRound, HelperCourse, PartOutcome, RoundPart
 from tessera.rounds.events import Event, PhaseClosed, RoundFinished
-from tessera.rounds.ideal import RoundTrainer
-from tessera.rounds.ideal_round import run_ideal
+from tessera.rounds.ideal import IdealSum, InMemory, TrustedParty
 from tessera.rounds.local_state import Word
 from tessera.rounds.noise import noise_of
-from tessera.rounds.roles import ClientParty, RoundClient, RoundServer, ServerParty, roles_of
+from tessera.rounds.resolve import resolve
+from tessera.rounds.role_setup import ClientRoundSetup, ServerParty
+from tessera.rounds.roles import RoundClient, RoundServer, client_role
 from tessera.rounds.server_model import ServerModel
+from tessera.rounds.sums import Sum
+from tessera.rounds.two_server.helper import HelperRound
+from tessera.rounds.two_server.ideal import IdealSharedSum
 from tessera.rounds.words import RoundResult
-from tessera.simulation.cohort_training import (
+from tessera.simulation.faults import Drop, Dropout, Fault, FaultScript, Reorder, dropouts
+from tessera.simulation.simulator import FINISHED, PhaseEnd, Simulator
+from tessera.simulation.subcohort import (
     CohortTrainer,
+    Participant,
+    RoundTrainer,
+    Subcohort,
     TrainingOutcome,
     between_messages,
     failing_alone,
+    measured_round,
 )
-from tessera.simulation.faults import Drop, Fault, FaultScript, Reorder, dropouts
-from tessera.simulation.simulator import PhaseEnd, Simulator
-from tessera.simulation.subcohort import Participant, Subcohort, measured_round
 from tessera.simulation.two_server import TwoServerSetup
 from tessera.simulation.views import Views
 
@@ -186,7 +195,7 @@ class Federation:
         self._named = named
         real = self._is_real(round_id)
         faults = list(self._faults(round_id, sorted(named))) if self._faults else []
-        parts = [self._subcohort(drawn, part, faults) for part in drawn.parts]
+        parts = [self._subcohort(drawn, part, faults, ideal=not real) for part in drawn.parts]
         self.last = parts[0].server
         training = TrainingOutcome()
         trainer = failing_alone(self._trainer)  # who fails sends zeros, as all others send values
@@ -251,19 +260,22 @@ class Federation:
             if client not in there:
                 noise_of(self.plan).charge_absent(participant.local.ledger, drawn.round_id)
 
-    def _subcohort(self, drawn: DrawnRound, part: RoundPart, faults: Sequence[Fault]) -> Subcohort:
+    def _subcohort(
+        self, drawn: DrawnRound, part: RoundPart, faults: Sequence[Fault], *, ideal: bool
+    ) -> Subcohort:
         """The roles of those who are summed together."""
         signers = self._signers(part)
         one = signers[next(iter(part.named))]
+        total = ideal_sum(part.plan, drawn.round_id, part.named, self.model) if ideal else None
         return Subcohort(
             part=part,
-            server=self.course.server(drawn, part, one),
-            clients={name: self._client(drawn, part, name, signers) for name in part.named},
+            server=self.course.server(drawn, part, one, ideal=total),
+            clients={name: self._client(drawn, part, name, signers, total) for name in part.named},
             faults=self._faults_of(part, faults),
             helper=None
             if self.two_server is None
             else self._helped_by(self.two_server).helper(
-                drawn.round_id, {} if one is None else one.directory
+                drawn.round_id, {} if one is None else one.directory, ideal=total
             ),
         )
 
@@ -285,14 +297,19 @@ class Federation:
         part: RoundPart,
         name: ClientId,
         signers: Mapping[ClientId, Identity | None],
+        ideal: Sum | None = None,
     ) -> RoundClient:
-        party = ClientParty(
+        setup = ClientRoundSetup(
+            plan=part.plan,
+            round_id=drawn.round_id,
+            party=name,
             local=self.participants[part.named[name]].local,
             entropy=self._entropy,
             identity=signers[name],
             servers=None if self.two_server is None else self.two_server.servers,
+            ideal=ideal,
         )
-        return roles_of(part.plan).client(part.plan, drawn.round_id, name, party, None)
+        return client_role(setup)
 
     def _faults_of(self, part: RoundPart, faults: Sequence[Fault]) -> Sequence[Fault]:
         plan, named = part.plan, part.named
@@ -367,3 +384,75 @@ class Federation:
             )
         if outcome.aborted is not None:
             raise outcome.aborted
+
+
+# --- ideal rounds ---------------------------------------------------------------------------------
+#
+# The real rounds over ideal roles, in memory and without a clock. A client that drops out is
+# missing in the phase where it would be, and from then on.
+
+
+def ideal_sum(
+    plan: Plan, round_id: RoundId, cohort: Collection[ClientId], model: ServerModel
+) -> Sum:
+    """What all roles of an ideal round share in memory, over the model as it stands."""
+    if resolve(plan).sum.two_servers:
+        return IdealSharedSum(plan, round_id, cohort, model.dense, model.tables)
+    return IdealSum(TrustedParty(plan, round_id, cohort))
+
+
+def run_ideal(
+    server: RoundServer,
+    clients: Mapping[ClientId, RoundClient],
+    train: RoundTrainer,
+    places: Mapping[ClientId, Dropout],
+    helper: HelperRound | None = None,
+) -> RoundResult:
+    """Run a round whose roles share an ideal sum; some clients drop out at these places."""
+    gone = set[ClientId]()
+    visits: Counter[str] = Counter()
+
+    def from_client(client: ClientId, out: Iterable[Outbound]) -> None:
+        for message in out:
+            place = places.get(client)
+            if place is not None and place == Dropout(server.phase, visits[server.phase]):
+                gone.add(client)
+            if client in gone:
+                return
+            server.receive(client, message.data)
+
+    def from_server(out: Iterable[Outbound]) -> None:
+        waiting = deque(out)
+        while waiting:
+            message = waiting.popleft()
+            if isinstance(message.to, str):
+                assert helper is not None
+                for answer in helper.receive(SERVER, message.data):
+                    waiting.extend(server.receive(HELPER, answer.data))
+            elif message.to not in gone:
+                from_client(message.to, _delivered(clients[message.to], message))
+
+    begun = {c: client.start() for c, client in clients.items()}
+    from_server(server.start())
+    for c, out in begun.items():
+        from_client(c, out)
+    while server.phase not in FINISHED:
+        found = {c: clients[c].pending for c in sorted(clients.keys() - gone)}
+        pending = {c: submodel for c, submodel in found.items() if submodel is not None}
+        for c, update in (train(pending) if pending else {}).items():
+            from_client(c, clients[c].supply(update))
+        phase = server.phase
+        out = server.close_phase()
+        visits[phase] += 1
+        from_server(out)
+    return server.result
+
+
+def _delivered(client: RoundClient, message: Outbound) -> list[Outbound]:
+    """A client's answer; none if it cannot go on with what it was sent, and has left."""
+    try:
+        if isinstance(message, InMemory):
+            return client.take(message.message)
+        return client.receive(SERVER, message.data)
+    except ServerFault:
+        return []

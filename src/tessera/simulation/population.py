@@ -16,8 +16,7 @@ from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.keys import Identity, identities
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
-from tessera.learning.tables.initial import Normal
-from tessera.learning.tables.spec import DerivedMap, TableSpec
+from tessera.learning.tables.spec import DerivedMap, Normal, TableSpec
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
 from tessera.learning.tables.table import LazyTable, StoredTable
 from tessera.plan import Plan
@@ -25,8 +24,7 @@ from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.secagg.params import Threat
 from tessera.rounds import schemes
 from tessera.rounds.local_state import LocalState
-from tessera.simulation.cohort_training import ClientTrainer, CohortTrainer, one_by_one
-from tessera.simulation.subcohort import Participant
+from tessera.simulation.subcohort import ClientTrainer, CohortTrainer, Participant, one_by_one
 
 MOST_EXAMPLES = 5
 """The most examples that a synthetic client has for one row; the least is one."""

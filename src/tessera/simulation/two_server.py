@@ -21,9 +21,8 @@ from tessera.protocols.two_server.collector import MemoryReplayGuard, ReplayGuar
 from tessera.protocols.two_server.key_period import KeyStore, MemoryStore
 from tessera.protocols.two_server.params import Servers
 from tessera.protocols.two_server.read.row_tags import RowTagCache
-from tessera.protocols.two_server.reports import Workers
-from tessera.rounds.roles import HelperParty, ServerParty
-from tessera.rounds.two_server.helper import HelperKeys
+from tessera.protocols.two_server.reports import SingleWorker, Workers
+from tessera.rounds.role_setup import HelperKeys, HelperParty, ServerParty
 
 
 @dataclass(slots=True)
@@ -38,7 +37,7 @@ class TwoServerSetup:
     leader_keys: KeyStore = field(default_factory=MemoryStore, repr=False)
     helper_keys: KeyStore = field(default_factory=MemoryStore, repr=False)
     entropy: Entropy = field(default_factory=SystemEntropy, repr=False)
-    workers: Workers | None = None
+    workers: Workers = field(default_factory=SingleWorker)
 
     @classmethod
     def of(
@@ -56,7 +55,7 @@ class TwoServerSetup:
                 SealingKey.from_secret(secret(HELPER, "box")),
             ),
             entropy=entropy,
-            workers=workers,
+            workers=workers or SingleWorker(),
         )
 
     @property

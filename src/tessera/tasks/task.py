@@ -23,7 +23,7 @@ from tessera.learning.bound_model import BoundModel
 from tessera.learning.metrics import ClickMetric, Metric
 from tessera.learning.module_tables import Tables
 from tessera.learning.softmax import Softmax, ranked
-from tessera.learning.tables.arrays import Floats, Ids
+from tessera.learning.tables.submodel import Floats, Ids
 from tessera.learning.task_setup import Setup
 from tessera.learning.training.jobs import Learner, Loss, click_loss, tensor
 from tessera.learning.training.noisy_steps import NoisySteps

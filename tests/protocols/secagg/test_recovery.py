@@ -16,8 +16,8 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.field import Field
 from tessera.errors import PeerError, RoundAborted
 from tessera.ids import ClientId
-from tessera.protocols.secagg import recovery
-from tessera.protocols.secagg.recovery import RecoveryTask, recover
+from tessera.protocols.secagg import unmask
+from tessera.protocols.secagg.unmask import RecoveryTask, recover
 from tessera.wire.stored import Kept
 
 HOLDERS = [ClientId(c) for c in range(10, 20)]
@@ -126,13 +126,13 @@ def test_with_one_spare_share_a_liar_is_found_by_leaving_out_each_in_turn():
 
 def test_a_holder_found_out_once_is_left_out_first(monkeypatch):
     decoded = []
-    original = recovery.error_locator
+    original = unmask.error_locator
 
     def counted(*args, **more):
         decoded.append(1)
         return original(*args, **more)
 
-    monkeypatch.setattr(recovery, "error_locator", counted)
+    monkeypatch.setattr(unmask, "error_locator", counted)
     found = recover([task(o, 6, noise([11, 12], seed=o)) for o in range(20)], threshold=6)
     assert sorted(found.secrets) == list(range(20))
     assert found.bad_holders == {11, 12}

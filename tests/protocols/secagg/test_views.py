@@ -25,9 +25,9 @@ from tessera.ids import ClientId
 from tessera.protocols.secagg import mask_streams, states, transcript
 from tessera.protocols.secagg.messages import MaskedInput, RevealedShares, Roster
 from tessera.protocols.secagg.params import GraphKind, Threat
-from tessera.protocols.secagg.recovery import RecoveryTask, recover
 from tessera.protocols.secagg.session import Session, neighbourhood
 from tessera.protocols.secagg.standalone import Contribution, RowInput
+from tessera.protocols.secagg.unmask import RecoveryTask, recover
 from tessera.simulation.faults import Delay, Drop
 
 ALARM = 1e-6

@@ -47,7 +47,7 @@ from tessera.protocols.two_server.write.helper import ListFixed, WriteHelper
 from tessera.protocols.two_server.write.leader import AwaitingShare, CollectingReports, WriteLeader
 from tessera.rounds import encode
 from tessera.rounds.two_server.client import TwoServerClientRound
-from tessera.simulation.cohort_training import TrainingOutcome
+from tessera.simulation.subcohort import TrainingOutcome
 from tessera.simulation.views import Views
 
 ATTACKER = SealingKey.from_secret(ScriptedEntropy(b"attacker").secret("key"))

@@ -55,39 +55,38 @@ def wake_in(
     """What wakes a party of this plan and round, with what it remembers copied each time."""
     store = (stores or Stores([party])).copied(party)
     if party == SERVER:
+        leader = replace(roles.leader_setup(round_id), plan=settings)
         return lambda snapshot, messages: LeaderRound.wake(
             snapshot,
             messages,
-            settings,
-            round_id,
-            roles.signers,
-            key_store=copy.copy(store),
-            **roles.given_to_leader(),
+            replace(leader, own=replace(leader.own, key_store=copy.copy(store))),
         )
     if party == HELPER:
-        given = roles.given_to_helper()
-        guard = copy.deepcopy(given.pop("replay_guard"))
+        helper = replace(roles.helper_setup(round_id), plan=settings)
+        guard = copy.deepcopy(helper.own.replay_guard)
         return lambda snapshot, messages: HelperRound.wake(
             snapshot,
             messages,
-            settings,
-            round_id,
-            replay_guard=copy.deepcopy(guard),
-            key_store=copy.copy(store),
-            **given,
+            replace(
+                helper,
+                own=replace(
+                    helper.own, replay_guard=copy.deepcopy(guard), key_store=copy.copy(store)
+                ),
+            ),
         )
     assert not isinstance(party, str)
     held: LocalState = copy.deepcopy(local)
     return lambda snapshot, messages: TwoServerClientRound.wake(
         snapshot,
         messages,
-        settings,
-        round_id,
-        party,
-        local=replace(copy.deepcopy(held), own_keys=copy.copy(store)),
-        entropy=roles.entropy,
-        identity=roles.signers[party],
-        servers=roles.setup.servers,
+        replace(
+            roles.client_setup(
+                party,
+                round_id,
+                local=replace(copy.deepcopy(held), own_keys=copy.copy(store)),
+            ),
+            plan=settings,
+        ),
     )
 
 

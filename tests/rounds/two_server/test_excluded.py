@@ -16,7 +16,7 @@ from tessera.ids import RoundId
 from tessera.protocols.two_server.messages import CheckCoin
 from tessera.protocols.two_server.write.leader import AwaitingCoin, AwaitingExclusions, WriteLeader
 from tessera.rounds.events import RoundAbort, RoundFinished
-from tessera.rounds.two_server import leader_states
+from tessera.rounds.two_server import shared_sum
 from tessera.rounds.two_server.domain import two_server_params
 from tessera.wire.stored import Kept
 
@@ -41,7 +41,7 @@ LyingLeader.STEPS = WriteLeader.STEPS | {(AwaitingCoin, CheckCoin): LyingLeader.
 
 def led_by_a_liar(monkeypatch: pytest.MonkeyPatch, dropout: float):
     """The outcome of one round with seven honest clients."""
-    monkeypatch.setattr(leader_states, "WriteLeader", LyingLeader)
+    monkeypatch.setattr(shared_sum, "WriteLeader", LyingLeader)
     way = {"min_cohort": 2, "write": "dpf"}
     fed = federation(two_server_plan(way, cohort=7, security={"dropout": dropout}))
     (end,) = finished(fed, 1)

@@ -195,8 +195,8 @@ def meddled(fed: Federation, meddle: Meddle) -> None:
     """`meddle` sees every message after the helper has taken it, and says what it answered."""
     make = fed._subcohort
 
-    def changed(*given):
-        part = make(*given)
+    def changed(*given, **more):
+        part = make(*given, **more)
         helper, receive = part.helper, part.helper.receive
 
         def heard(data: bytes) -> list[Outbound]:
@@ -275,8 +275,8 @@ def test_what_comes_after_the_sum_takes_nothing_back():
     helpers: list[HelperRound] = []
     make = fed._subcohort
 
-    def kept(*given):
-        helpers.append((part := make(*given)).helper)
+    def kept(*given, **more):
+        helpers.append((part := make(*given, **more)).helper)
         return part
 
     def meddle(receive, data, out):
@@ -349,8 +349,8 @@ def test_whose_query_was_refused_is_told_too():
     fed = federation(two_server_plan({"min_cohort": 4}))
     make, victim = fed._subcohort, ClientId(3)
 
-    def changed(*given):
-        part = make(*given)
+    def changed(*given, **more):
+        part = make(*given, **more)
         client, receive = part.clients[victim], part.clients[victim].receive
 
         def damaged(sender: Party, data: bytes) -> list[Outbound]:
@@ -378,8 +378,8 @@ def test_who_left_is_told_with_the_reason():
     swap = {ClientId(3): ClientId(4), ClientId(4): ClientId(3)}
     make = fed._subcohort
 
-    def changed(*given):
-        part = make(*given)
+    def changed(*given, **more):
+        part = make(*given, **more)
         receive = part.server.receive
 
         def swapped(sender, data):
@@ -424,8 +424,7 @@ def test_a_dense_part_of_a_wrong_length_that_both_servers_signed_makes_clients_l
         model = served(*given)
         return replace(model, dense=model.dense[:-1])
 
-    for module in ("leader_states", "helper"):
-        monkeypatch.setattr(f"tessera.rounds.two_server.{module}.served", short)
+    monkeypatch.setattr("tessera.rounds.two_server.domain.served", short)
     monkeypatch.setattr(ServedModel, "check", lambda *_: None)
     fed = federation(two_server_plan())
     *_, end = fed.run(1)
@@ -504,11 +503,11 @@ def test_a_union_larger_than_its_cohort_can_name_is_not_even_looked_at(
     assert named <= most <= named + 100
     exact, more = union(settings, np.arange(most)), union(settings, np.arange(most + 1))
     client = roles.summed_client()
-    for role in (roles.helper(**model), client):
+    for role in (roles.helper(model=model), client):
         assert role.receive(SERVER, exact) == []
     client = roles.summed_client()
     nothing_is_built(monkeypatch)
-    for role in (roles.helper(**model), client):
+    for role in (roles.helper(model=model), client):
         with pytest.raises(ServerFault, match="more rows than its cohort can name"):
             role.receive(SERVER, more)
     assert client.phase == "Left" and client.pending is None
@@ -548,7 +547,7 @@ def test_a_union_that_the_plan_cannot_work_with_is_the_leaders_fault():
         domain = {"goods": np.arange(40_000, dtype=np.uint64)}
         two_server_params(settings, RoundId(0), roles.setup.servers, domain)
     client = roles.summed_client()
-    for role in (roles.helper(**model), client):
+    for role in (roles.helper(model=model), client):
         with pytest.raises(ServerFault, match="the plan cannot work with"):
             role.receive(SERVER, told)
     assert client.phase == "Left"

@@ -75,7 +75,7 @@ class Remembered(Round):
         if len(reports) < write.params.min_cohort:
             return None
         statement = sums.list_statement(write.header, reports)
-        signature = self.at[SERVER]._roles.key.sign(statement)
+        signature = self.at[SERVER]._key.sign(statement)
         (answer,) = self._ask(
             helper, IncludedList(round_id=round_id, reports=reports, signature=signature)
         )

@@ -21,9 +21,9 @@ from tessera.protocols.two_server.params import Read, Servers, Write
 from tessera.report.progress import sentence
 from tessera.rounds import encode
 from tessera.rounds.events import RoundAbort, RoundFinished
+from tessera.rounds.role_setup import HelperKeys
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.domain import two_server_params, write_cost
-from tessera.rounds.two_server.helper import HelperKeys
 from tessera.simulation.faults import Corrupt, Drop, Duplicate, Fault, Reorder
 from tessera.simulation.views import Views
 
@@ -264,8 +264,8 @@ def test_a_damaged_report_is_left_out_at_both_servers_and_the_round_goes_on(wher
     )
     make = fed._subcohort
 
-    def tampered(*given):
-        part = make(*given)
+    def tampered(*given, **more):
+        part = make(*given, **more)
         client = part.clients[ClientId(3)]
         supply = client.supply
 
@@ -359,15 +359,8 @@ def test_subcohort_servers_decoys_are_the_same_for_ever():
     other = two_server_plan({"domain": "union"}, privacy={"decoys": 0.0})
 
     def later(chosen: Plan) -> TwoServerClientRound:
-        return TwoServerClientRound(
-            chosen,
-            RoundId(1),
-            ClientId(0),
-            local=local,
-            entropy=roles.entropy,
-            identity=roles.signers[ClientId(0)],
-            servers=roles.setup.servers,
-        )
+        setup = roles.client_setup(number=RoundId(1), local=local)
+        return TwoServerClientRound(replace(setup, plan=chosen))
 
     with pytest.raises(ConfigError, match=r"decoys = 0\.5, and 0\.0 was requested"):
         later(other).start()

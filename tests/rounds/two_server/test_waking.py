@@ -49,24 +49,14 @@ class Round:
         self.waited_for: set[tuple[str, Party]] = set()
 
     def woken(self, party: Party, snapshot: bytes, messages: dict[bytes, bytes]) -> Any:
-        roles, plan, round_id = self.roles, self.roles.settings, self.at[party].round_id
+        roles, number = self.roles, self.at[party].round_id
         if party == SERVER:
-            given = roles.given_to_leader()
-            return LeaderRound.wake(snapshot, messages, plan, round_id, roles.signers, **given)
+            return LeaderRound.wake(snapshot, messages, roles.leader_setup(number))
         if party == HELPER:
-            return HelperRound.wake(snapshot, messages, plan, round_id, **roles.given_to_helper())
+            return HelperRound.wake(snapshot, messages, roles.helper_setup(number))
         assert not isinstance(party, str)
-        return TwoServerClientRound.wake(
-            snapshot,
-            messages,
-            plan,
-            round_id,
-            party,
-            local=self.locals[party],
-            entropy=roles.entropy,
-            identity=roles.signers[party],
-            servers=roles.setup.servers,
-        )
+        setup = roles.client_setup(party, number, local=self.locals[party])
+        return TwoServerClientRound.wake(snapshot, messages, setup)
 
     def wake(self, party: Party) -> None:
         """Only bytes are left of a role; then it goes on."""

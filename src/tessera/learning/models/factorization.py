@@ -25,8 +25,7 @@ from tessera.data.examples import LABEL
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.rating_models import BASE, BIAS_SHARE, ITEMS, USER_START, USERS
-from tessera.learning.tables.arrays import Floats, places
-from tessera.learning.tables.submodel import ModelUpdate, TablePart, TableUpdate
+from tessera.learning.tables.submodel import Floats, ModelUpdate, TablePart, TableUpdate, places
 from tessera.learning.training.jobs import Job, PreparedJob, Trained
 from tessera.learning.training.noisy_steps import (
     SHORTER,

@@ -27,8 +27,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tessera.crypto.coins import CoinStream
-from tessera.crypto.prg import Label, Stream
+from tessera.crypto.prg import CoinStream, Label, Stream
 from tessera.data.examples import LABEL
 from tessera.data.negatives import SecretOf
 from tessera.data.ratings import RatingData

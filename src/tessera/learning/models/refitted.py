@@ -26,8 +26,7 @@ from tessera.learning.models.features import FEATURES
 from tessera.learning.models.masked import batches
 from tessera.learning.models.private import solved
 from tessera.learning.rating_models import BASE, BIAS_SHARE, INTERCEPT, ITEMS, USER_START, USERS
-from tessera.learning.tables.arrays import Floats, places
-from tessera.learning.tables.submodel import ModelUpdate, TablePart, TableUpdate
+from tessera.learning.tables.submodel import Floats, ModelUpdate, TablePart, TableUpdate, places
 from tessera.learning.training.jobs import Job, Trained
 from tessera.learning.training.settings import LocalTraining
 

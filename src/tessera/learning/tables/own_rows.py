@@ -19,9 +19,8 @@ from tessera.crypto.secret import Secret
 from tessera.data.examples import ClientData
 from tessera.data.negatives import SecretOf
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.tables.arrays import Floats, Ids
-from tessera.learning.tables.initial import Normal, PerClient, shaped, units
-from tessera.learning.tables.spec import TableSpec
+from tessera.learning.tables.spec import Normal, PerClient, TableSpec, shaped, units
+from tessera.learning.tables.submodel import Floats, Ids
 from tessera.learning.tables.table import LazyTable
 
 KEY_BYTES: Final = 16

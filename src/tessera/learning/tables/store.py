@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
-from tessera.learning.tables.initial import Given
+from tessera.learning.tables.spec import Given
 from tessera.learning.tables.table import StoredTable
 
 SCHEMA_VERSION: Final = 1

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.tables.arrays import Counts, Floats, Ids, distinct
-from tessera.learning.tables.initial import Given
-from tessera.learning.tables.spec import TableSpec
+from tessera.learning.tables.spec import Given, TableSpec
+from tessera.learning.tables.submodel import Counts, Floats, Ids, distinct
 
 
 class StoredTable(ABC):

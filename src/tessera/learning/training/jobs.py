@@ -18,15 +18,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tessera.crypto.coins import CoinStream
-from tessera.crypto.prg import Label, Stream
+from tessera.crypto.prg import CoinStream, Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.data.examples import LABEL, Examples
 from tessera.errors import MisuseError
 from tessera.learning.bound_model import Batch, BoundModel
 from tessera.learning.softmax import CANDIDATES, log_weights
-from tessera.learning.tables.arrays import Floats, Ids
-from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
+from tessera.learning.tables.submodel import (
+    Floats,
+    Ids,
+    ModelUpdate,
+    Submodel,
+    TablePart,
+    TableUpdate,
+)
 from tessera.learning.training.settings import LocalTraining
 
 Loss: TypeAlias = Callable[[Tensor, Mapping[str, Tensor]], Tensor]

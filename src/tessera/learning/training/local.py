@@ -20,12 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from tessera.crypto.coins import CoinStream
-from tessera.crypto.prg import Label, Stream
+from tessera.crypto.prg import CoinStream, Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError
 from tessera.learning.bound_model import BoundTable, table_groups
-from tessera.learning.tables.arrays import Floats
+from tessera.learning.tables.submodel import Floats
 from tessera.learning.training.jobs import (
     Job,
     Loss,

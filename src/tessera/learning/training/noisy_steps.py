@@ -29,13 +29,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tessera.crypto.coins import CoinStream
 from tessera.crypto.noise import DEVIATION, Gaussian, Narrow, dense_noise, row_noise
-from tessera.crypto.prg import Label, Stream
+from tessera.crypto.prg import CoinStream, Label, Stream
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.tables.arrays import Floats
-from tessera.learning.tables.submodel import ModelUpdate, TablePart, TableUpdate
+from tessera.learning.tables.submodel import Floats, ModelUpdate, TablePart, TableUpdate
 from tessera.learning.training.jobs import Job, PreparedJob, Trained, nothing_of
 from tessera.learning.training.settings import LocalTraining
 

@@ -16,13 +16,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tessera.crypto.coins import CoinStream
-from tessera.crypto.prg import Label, Stream
+from tessera.crypto.prg import CoinStream, Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.data.examples import ClientData, Examples
 from tessera.errors import ConfigError
 from tessera.learning.softmax import CANDIDATES, log_weights
-from tessera.learning.tables.arrays import Floats, Ids
+from tessera.learning.tables.submodel import Floats, Ids
 from tessera.learning.tables.table import LazyTable, StoredTable
 from tessera.learning.training.jobs import Trainable, order, tensor
 from tessera.learning.training.local import dropout_from, gradients, train_mode

@@ -35,8 +35,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto.coins import CoinStream
-from tessera.crypto.prg import Label, Stream
+from tessera.crypto.prg import CoinStream, Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.data.examples import NONE, Examples
 from tessera.errors import ConfigError

@@ -72,10 +72,10 @@ from tessera.protocols.secagg.phases import (
     TableSum,
     Unmasking,
 )
-from tessera.protocols.secagg.recovery import recover
 from tessera.protocols.secagg.session import member_of, neighbourhood
 from tessera.protocols.secagg.transcript import NothingSent, SentDigests
 from tessera.protocols.secagg.unmask import (
+    recover,
     recovery_tasks,
     release_rows,
     remove_masks,

@@ -21,7 +21,7 @@ from tessera.crypto.dpf import SEED_BYTES
 from tessera.crypto.keys import SealingKey, SigningKey, seal_to
 from tessera.crypto.secret import Secret
 from tessera.ids import ClientId
-from tessera.learning.tables.arrays import Ids
+from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
 from tessera.protocols.two_server import reports
 from tessera.protocols.two_server.messages import (

@@ -7,154 +7,130 @@ Nor may a server learn that something went wrong with its rows: it might have ca
 that failed, and an update that cannot be sent, go out as zeros of the usual length; only the owner
 of this client learns why (`broken`).
 
-`client_states.py` has what the round has come to, and what its roles are made of.
+`client_states.py` has what the round has come to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final, Self
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 
-from tessera import wire
 from tessera.crypto.entropy import Entropy, RootedEntropy
-from tessera.crypto.keys import Identity
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
-from tessera.errors import ConfigError, MisuseError, ServerFault
-from tessera.ids import SERVER, ClientId, Party, RoundId, TableId
-from tessera.learning.tables.arrays import Floats, Ids
-from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart
-from tessera.plan import UNION, Plan
+from tessera.errors import ConfigError, MisuseError
+from tessera.ids import SERVER, Party, TableId
+from tessera.learning.tables.submodel import Floats, Ids, Submodel, TablePart
 from tessera.privacy.dp.events import THE_SUMS, THE_UNION
 from tessera.privacy.index.period import Agreement
 from tessera.protocols.machine import (
-    Follower,
     Left,
     Moved,
     Outbound,
-    RoundOutcome,
-    RoundOver,
     Steps,
-    shortened,
 )
 from tessera.protocols.secagg import messages as secagg
-from tessera.protocols.secagg.client import Client
+from tessera.protocols.two_server.client import TwoServerClientSetup
+from tessera.protocols.two_server.key_period import own_keys_of
 from tessera.protocols.two_server.messages import QueryAnswers, SignedHeader
-from tessera.protocols.two_server.params import Servers
-from tessera.protocols.two_server.write.client import RowUpdate
+from tessera.protocols.two_server.read.client import RetrievalClient
+from tessera.protocols.two_server.write.client import RowUpdate, WriteClient
 from tessera.protocols.two_server.write.client import Update as Written
-from tessera.rounds import encode, schemes, select
-from tessera.rounds.encode import Clipped, UpdateWords
-from tessera.rounds.ideal import IdealClient
-from tessera.rounds.local_state import LocalState, check_rows
-from tessera.rounds.messages import UnionOpened, most_union_bytes
-from tessera.rounds.resolve import resolve
-from tessera.rounds.root import coins_of, draw_root, lasting_secret
+from tessera.rounds import select
+from tessera.rounds.messages import UnionOpened
+from tessera.rounds.role_setup import ClientRoundSetup
+from tessera.rounds.root import NAME as ROOT
+from tessera.rounds.root import draw_root, lasting_secret
 from tessera.rounds.select import Selection
+from tessera.rounds.sums import SumClient
+from tessera.rounds.training_client import TrainingClient, TrainingOutput
 from tessera.rounds.two_server.client_states import (
     AT_WORK,
     AwaitingHeader,
-    ClientRoles,
     FetchingRows,
-    GivenUpdate,
     NotJoined,
     OfferingIds,
     RowsWritten,
     TrainingRows,
-    WokenClientRoles,
 )
-from tessera.rounds.two_server.domain import whole_part, written_cuts
-from tessera.rounds.two_server.ideal import TrustedServers
-from tessera.wire.stored import Kept, Owner
+from tessera.rounds.two_server.domain import NAME as DOMAIN
+from tessera.rounds.two_server.domain import (
+    RoundDomain,
+    WokenParts,
+    check_stored,
+    whole_part,
+    written_cuts,
+)
+from tessera.rounds.two_server.shared_sum import shared
+from tessera.wire.stored import Kept
 
-FROM_SERVER: Final = (UnionOpened, SignedHeader, QueryAnswers)
-"""Messages that are the round's and not the union's sum's."""
 
-
-class TwoServerClientRound(Follower[Any]):
+class TwoServerClientRound(TrainingClient):
     """One client in one round of training between two servers.
 
-    Known to this client only, in the process that trained, and not stored: how much was `clipped`,
-    why it sent zeros instead of an update (`broken`), the rows with a delta (`written`), and how
-    many of its rows are `left_out`: over the plan's cap, outside the union, or without a bin.
+    Known to this client only, too: how many of its rows are `left_out`, because they are over the
+    plan's cap, outside the union, or without a bin.
     """
 
     ROLE = "client of a round between two servers"
     STATES = (NotJoined, *AT_WORK, Left)
-    FROM_SERVER = FROM_SERVER
+    FROM_SERVER = (UnionOpened, SignedHeader, QueryAnswers)
+    TWO_SERVERS = True
+    INVITED, OFFERING, TRAINING = NotJoined, OfferingIds, TrainingRows
 
-    def __init__(
-        self,
-        plan: Plan,
-        round_id: RoundId,
-        me: ClientId,
-        *,
-        local: LocalState,
-        entropy: Entropy,
-        identity: Identity | None,
-        servers: Servers,
-    ) -> None:
-        owner = self._hold(plan, round_id, me, local, entropy, identity, servers)
-        self._begin(owner, NotJoined())
-
-    def in_memory(self, party: TrustedServers) -> None:
-        """Take part in ideal roles instead of the real ones; before the start."""
-        if not isinstance(self.state, NotJoined):
-            raise MisuseError("a round is ideal from its beginning, or not at all")
-        self._roles.party = party
-
-    @classmethod
-    def wake(  # type: ignore[override]
-        cls,
-        snapshot: bytes,
-        messages: Mapping[bytes, bytes],
-        plan: Plan,
-        round_id: RoundId,
-        me: ClientId,
-        *,
-        local: LocalState,
-        entropy: Entropy,
-        identity: Identity | None,
-        servers: Servers,
-    ) -> Self:
-        """Go on from a snapshot. What was charged is charged, and what was drawn is drawn."""
-        client = cls.__new__(cls)
-        owner = client._hold(plan, round_id, me, local, entropy, identity, servers)
-        given = WokenClientRoles(client._roles, entropy).given
-        client._resume(snapshot, messages, owner, given)
-        return client
-
-    def _hold(
-        self,
-        plan: Plan,
-        round_id: RoundId,
-        me: ClientId,
-        local: LocalState,
-        entropy: Entropy,
-        identity: Identity | None,
-        servers: Servers,
-    ) -> Owner:
-        schemes.check(type(self).__name__, plan, two_servers=True)
-        check_rows(plan, local)
-        if identity is None:
+    def _set_up(self, setup: ClientRoundSetup) -> None:
+        super()._set_up(setup)
+        if setup.identity is None:
             raise ConfigError(
                 "two servers take reports that are signed, and this client has no key",
                 hint="give every client an identity that the helper knows",
             )
-        self.plan, self.me = plan, me
-        self._local, self._entropy = local, entropy
-        self._roles = ClientRoles(
-            plan=plan, round_id=round_id, me=me, local=local, identity=identity, servers=servers
-        )
-        self.clipped, self.broken, self.left_out = Clipped(), "", 0
-        self.written: dict[str, Ids] = {}
-        # What follows from the state, worked out once.
+        if setup.servers is None:
+            raise MisuseError("a client of two servers has their keys")
+        self._identity, self._servers = setup.identity, setup.servers
+        self._sum = shared(setup.sum)
+        self.left_out = 0
         self._asked: tuple[Mapping[TableId, Ids], Mapping[str, Ids]] | None = None
-        self._submodel: tuple[TrainingRows, Submodel] | None = None
-        return self._owned(me, round_id, plan.digest)
+
+    def _supplied(self) -> Mapping[str, Any]:
+        """The reader and the writer are given the domain and the root, which are read before."""
+        found = WokenParts()
+
+        def own() -> TwoServerClientSetup:
+            return self._own_setup(found.get(ROOT, self._entropy), found[DOMAIN])
+
+        return {
+            "sum": partial(self._sum.union.wake_client, self.setup),
+            DOMAIN: found.keeping(DOMAIN, self._stored_domain),
+            ROOT: found.keeping(ROOT, lambda root: root),
+            "reader": lambda snapshot, messages: RetrievalClient.wake(snapshot, messages, own()),
+            "writer": lambda snapshot, messages: WriteClient.wake(snapshot, messages, own()),
+        }
+
+    def _domain(self, union: Kept[UnionOpened] | None) -> RoundDomain:
+        def made() -> RoundDomain:
+            servers, maps = self._servers, self._local.derived
+            return RoundDomain.of(self.plan, self.round_id, servers, union, maps)
+
+        return self._sum.once(union, made)
+
+    def _stored_domain(self, union: Kept[UnionOpened] | None) -> RoundDomain:
+        check_stored(self.plan, union)
+        return self._domain(union)
+
+    def _own_setup(self, root: Entropy, domain: RoundDomain) -> TwoServerClientSetup:
+        """Of the reader and of the writer."""
+        return TwoServerClientSetup(
+            domain.params,
+            self.me,
+            entropy=root,
+            identity=self._identity,
+            own_keys=self._local.own_keys,
+        )
 
     @property
     def phase(self) -> str:
@@ -193,10 +169,9 @@ class TwoServerClientRound(Follower[Any]):
                 "keep the decoys, or join a federation of another name",
             )
         union = (THE_UNION,) if plan.narrows else ()
-        noise = resolve(plan).noise
-        bare = noise.bare(*union, "the rows written", THE_SUMS)
+        bare = self._noise.bare(*union, "the rows written", THE_SUMS)
         local.release(plan, self.round_id, *bare)
-        noise.charge(local.ledger, self.round_id)
+        self._noise.charge(local.ledger, self.round_id)
         self._count_left_out(self._held())
 
     @property
@@ -205,81 +180,37 @@ class TwoServerClientRound(Follower[Any]):
         return replace(self._local.agreement_on(self.plan), plan=b"")
 
     def start(self) -> list[Outbound]:
-        if not isinstance(self.state, NotJoined):
-            raise MisuseError("a round is started once")
-        self._local.must_be_settled()
+        self._must_begin()
         self.prepare()
         last, self._local.last_round = self._local.last_round, self.round_id
         root = draw_root(self._entropy, self.plan, self.round_id, self.me)
         if not self.plan.narrows:
-            domain = self._roles.domain(None)
-            reader = self._roles.reader(root, domain, last)
+            domain = self._domain(None)
+            reader = self._sum.reader(self._own_setup(root, domain), last)
             self._move(AwaitingHeader(root=root, sum=None, domain=domain, reader=reader), b"")
             return []
-        total, out = self._roles.sum(root, last)
+        total, out = self._sum.union.join(self.setup, root, last)
         self._move(OfferingIds(root=root, sum=total), b"")
         return [*out, *self._offer(root, total)]
 
-    # --- messages -------------------------------------------------------------------------------
-
-    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
-        kind = wire.kind_of(data)
-        if isinstance(self.state, NotJoined) and kind is not RoundOver:
-            raise MisuseError("a round is started before it receives")
-        of_the_sum = kind not in (*FROM_SERVER, RoundOver)
-        if sender != SERVER or getattr(self.state, "sum", None) is None or not of_the_sum:
-            self._check_length(kind, data)
-            return super().receive(sender, data)
-        try:
-            _, out = self._on_sum(self.state, data)
-        except ServerFault as fault:
-            raise self._leave(fault) from None
-        return out
-
-    def take(self, message: Kept[Any]) -> list[Outbound]:
-        """A message of the round's own that was never bytes, in an ideal round."""
-        try:
-            following, out = STEPS[type(self.state), type(message.message)](
-                self, self.state, message
-            )
-        except ServerFault as fault:
-            raise self._leave(fault) from None
-        self._move(following, b"")
-        return list(out)
-
-    def _check_length(self, kind: type[Any] | None, data: bytes) -> None:
-        """A union is bounded by the plan before anything is made of it: a bitmap that names every
-        row is short on the wire and 64 times as long in memory."""
-        plan = self.plan
-        if kind is UnionOpened and isinstance(self.state, OfferingIds):
-            most = most_union_bytes(plan.most_union, plan.domain, len(plan.roots))
-            if len(data) > most:
-                raise self._leave(self._fault(f"sent a union message of {len(data)} bytes"))
-
     def _end(self, state: Any) -> None:
         super()._end(state)
-        self._submodel = self._asked = None
-
-    def _leave(self, fault: ServerFault) -> ServerFault:
-        """For good: later messages are not read."""
-        self._end(Left(reason=shortened(fault.reason)))
-        return fault
+        self._asked = None
 
     # --- 2. the union: its rows and decoys, under the secure sum --------------------------------
 
     def _on_sum(self, state: Any, data: bytes) -> Moved:
-        """A message of the union's sum, which judges itself whether it is due."""
         out = state.sum.receive(SERVER, data)
         if isinstance(state, OfferingIds):
             out = [*out, *self._offer(state.root, state.sum)]
         return state, out
 
-    def _offer(self, root: RootedEntropy, total: Client | IdealClient) -> list[Outbound]:
+    def _offer(self, root: RootedEntropy, total: SumClient) -> list[Outbound]:
         """Its input, as soon as the secure sum asks for it."""
         if total.wants is None:
             return []
         coins = root.secret(Label.UNION_COINS)
-        union = self._roles.union
+        union = self._sum.union
         return total.submit(union.union_input(self.plan, self.round_id, self._offered(), coins))
 
     def _offered(self) -> Ids:
@@ -299,17 +230,12 @@ class TwoServerClientRound(Follower[Any]):
         return self._local.secret
 
     def _on_union(self, state: OfferingIds, union: Kept[UnionOpened]) -> Moved:
-        if union.message.round_id != self.round_id:
-            raise self._fault(f"sent the union of round {union.message.round_id}")
-        if not state.sum.knows_survivors(UNION):
-            raise self._fault("sent a union that is not due")
-        if flaw := select.union_flaw(self.plan, union.message):
-            raise self._fault(flaw)
+        self._check_union(state.sum, union.message)
         try:
-            domain = self._roles.domain(union)
+            domain = self._domain(union)
         except ConfigError as error:
             raise self._fault(f"sent a union that the plan cannot work with: {error}") from error
-        reader = self._roles.reader(state.root, domain)
+        reader = self._sum.reader(self._own_setup(state.root, domain), None)
         return AwaitingHeader(root=state.root, sum=state.sum, domain=domain, reader=reader), []
 
     # --- 3. fetch -------------------------------------------------------------------------------
@@ -318,7 +244,8 @@ class TwoServerClientRound(Follower[Any]):
         """From here on both servers have agreed on a model: ask for rows of it."""
         plan = self.plan
         state.reader.receive(SERVER, header.data)
-        self._roles.check_keys(state.domain.params, header.message.header)
+        keys, ideal = self._local.own_keys, self._sum.in_memory
+        own_keys_of(state.domain.params, header.message.header, keys, ideal=ideal)  # or it leaves
         chosen = self._choose(state.domain.rows)
         out = state.reader.submit(
             {
@@ -359,27 +286,8 @@ class TwoServerClientRound(Follower[Any]):
             rows=state.rows,
             reader=state.reader,
         )
-        self._submodel = (following, self._submodel_of(following))
+        self._fetched(following)
         return following, []
-
-    def _told(self, outcome: RoundOutcome) -> None:
-        self._local.told(self.round_id, outcome)
-
-    @property
-    def coins(self) -> Secret:
-        """What the training of `pending` draws from."""
-        assert isinstance(self.state, TrainingRows)
-        return coins_of(self.state.root)
-
-    @property
-    def pending(self) -> Submodel | None:
-        """What is to be trained now, once it is here; nothing before, and nothing after."""
-        state = self.state
-        if not isinstance(state, TrainingRows):
-            return None
-        if self._submodel is None or self._submodel[0] is not state:
-            self._submodel = (state, self._submodel_of(state))
-        return self._submodel[1]
 
     def _submodel_of(self, state: TrainingRows) -> Submodel:
         plan, dtype, fetched = self.plan, self.plan.model.precision.dtype, state.reader.fetched
@@ -412,21 +320,12 @@ class TwoServerClientRound(Follower[Any]):
 
     # --- 4. write -------------------------------------------------------------------------------
 
-    def supply(self, update: ModelUpdate | None) -> list[Outbound]:
+    def _on_update(self, state: TrainingRows, supplied: TrainingOutput) -> Moved:
         """Write what came out of training; what cannot be sent goes out as zeros, like nothing."""
-        state = self.state
-        if not isinstance(state, TrainingRows):
-            raise MisuseError("an update is not due: nothing was fetched, or it was given already")
-        following, out = self._on_update(state, GivenUpdate(update))
-        self._move(following, b"")
-        return out
-
-    def _on_update(self, state: TrainingRows, given: GivenUpdate) -> Moved:
-        assert self.pending is not None
-        trained = self.pending.trained
-        encoded = self._encoded(given.update, trained, state.root)
+        trained = self._fetched(state).trained
+        update = self._sound(supplied.update, trained)
         params = state.domain.params
-        writer = self._roles.writer(state.root, state.domain)
+        writer = self._sum.writer(self._own_setup(state.root, state.domain))
         writer.prepare(state.header)  # which the reader has checked
         following = RowsWritten(sum=state.sum, domain=state.domain, writer=writer)
         self._submodel = None
@@ -439,34 +338,16 @@ class TwoServerClientRound(Follower[Any]):
         }
         # A client whose training failed has keys for its rows, too: they may last.
         own = {table: trained[name] for table, name in names.items()}
-        if encoded is None:
+        if update is None:
             none = np.zeros(0, dtype=np.uint64)
             return following, writer.submit(None, {**dict.fromkeys(cuts, none), **own})
+        encoded = self._words(update, trained, state.root)
         rows = {table: encoded.tables[name] for table, name in names.items()}
         tables = {table: RowUpdate(part.ids, part.words) for table, part in rows.items()}
         selected = written_cuts(plan, encoded.dense)
         own |= {table: part.ids for table, part in selected.items()}
         dense = encoded.dense[whole_part(plan)]
         return following, writer.submit(Written(dense=dense, tables={**tables, **selected}), own)
-
-    def _encoded(
-        self, update: ModelUpdate | None, trained: Mapping[str, Ids], root: RootedEntropy
-    ) -> UpdateWords | None:
-        """The update in words; None, and `broken` says why, if zeros are to be sent instead."""
-        self.broken = encode.flaw(self.plan, update, trained)
-        if update is None or self.broken:
-            return None
-        coins = root.secret(Label.ROUNDING)
-        words = encode.update_words(
-            self.plan,
-            update,
-            trained,
-            coins,
-            round_id=self.round_id,
-            residual=self._local.residual_in(self.plan),
-        )
-        self.clipped, self.written = words.clipped, dict(words.written)
-        return words
 
 
 STEPS: Final[Steps] = {
@@ -478,6 +359,6 @@ STEPS: Final[Steps] = {
     (OfferingIds, UnionOpened): TwoServerClientRound._on_union,
     (AwaitingHeader, SignedHeader): TwoServerClientRound._on_header,
     (FetchingRows, QueryAnswers): TwoServerClientRound._on_answers,
-    (TrainingRows, GivenUpdate): TwoServerClientRound._on_update,
+    (TrainingRows, TrainingOutput): TwoServerClientRound._on_update,
 }
 TwoServerClientRound.STEPS = STEPS

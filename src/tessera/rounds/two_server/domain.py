@@ -22,12 +22,13 @@ from tessera.crypto.ring import Ring
 from tessera.crypto.verifiable import correction_bytes
 from tessera.errors import Malformed
 from tessera.ids import RoundId, StageId, TableId
-from tessera.learning.tables.arrays import Floats, Ids
 from tessera.learning.tables.spec import DerivedMap
+from tessera.learning.tables.submodel import Floats, Ids
 from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan, TablePlan, Writing
 from tessera.protocols.secagg.phases import StageSum, TableSum
 from tessera.protocols.two_server.handshake import ServedModel
+from tessera.protocols.two_server.messages import Header
 from tessera.protocols.two_server.params import (
     Absent,
     Read,
@@ -41,6 +42,8 @@ from tessera.protocols.two_server.write.sums import TwoServerSum
 from tessera.rounds import encode, select
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.noise import noise_of
+from tessera.rounds.role_setup import OverModel
+from tessera.rounds.two_server.shared_sum import shared
 from tessera.rounds.words import RoundResult
 from tessera.wire.stored import ByDigest, Kept, Supplied
 
@@ -307,6 +310,44 @@ def check_stored(plan: Plan, union: Kept[UnionOpened] | None) -> None:
     """A stored state has a union if the plan narrows tables to one, and otherwise none."""
     if plan.narrows != (union is not None):
         raise Malformed("a stored state with a union where there is none, or without one")
+
+
+class WokenParts(dict[str, Any]):
+    """The parts of a stored state that are read so far: later ones are woken with earlier ones."""
+
+    def keeping(self, name: str, wake: Callable[..., Any]) -> Callable[..., Any]:
+        """What reads a part, and keeps it for those after it."""
+
+        def read(*stored: Any) -> Any:
+            self[name] = wake(*stored)
+            return self[name]
+
+        return read
+
+    def header(self, of: Callable[[Any], Header | None]) -> Header:
+        """What the handshake has come to; `of` has it of that role."""
+        header = of(self["handshake"]) if "handshake" in self else None
+        if header is None:
+            raise Malformed("a stored state is past its handshake, and has no header")
+        return header
+
+
+class ModelToServe:
+    """The model as a server serves it in a round, worked out once for the round's rows."""
+
+    def __init__(self, setup: OverModel) -> None:
+        self._setup, self._sum = setup, shared(setup.sum)
+        self._served: tuple[RoundDomain, ServedModel] | None = None
+
+    def over(self, domain: RoundDomain) -> ServedModel:
+        if self._served is None or self._served[0] is not domain:
+            own = self._setup
+
+            def made() -> ServedModel:
+                return served(own.plan, domain.params, own.dense, own.tables)
+
+            self._served = (domain, self._sum.served(made))
+        return self._served[1]
 
 
 FindDomain = Callable[[Kept[UnionOpened] | None], RoundDomain]

@@ -7,19 +7,13 @@ which messages are due, and answers one that is repeated with the same bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Final, Self
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final
 
 from tessera import wire
-from tessera.crypto.entropy import Entropy, RootedEntropy
-from tessera.crypto.keys import SealingKey, SigningKey
-from tessera.crypto.prg import Label
-from tessera.errors import ConfigError, Malformed, MisuseError, ServerFault
-from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
-from tessera.learning.tables.arrays import Floats
-from tessera.learning.tables.spec import DerivedMap
-from tessera.learning.tables.table import StoredTable
-from tessera.plan import Plan
+from tessera.crypto.entropy import RootedEntropy
+from tessera.errors import ConfigError, ServerFault
+from tessera.ids import HELPER, SERVER, ClientId, Party
 from tessera.protocols.machine import (
     Follower,
     Left,
@@ -30,13 +24,10 @@ from tessera.protocols.machine import (
     Steps,
     shortened,
 )
-from tessera.protocols.two_server.collector import ReplayGuard
 from tessera.protocols.two_server.handshake import (
     HelperHandshake,
     HelperHandshakeSetup,
-    ServedModel,
 )
-from tessera.protocols.two_server.key_period import KeyStore
 from tessera.protocols.two_server.messages import (
     AnswersDue,
     CheckSums,
@@ -49,44 +40,30 @@ from tessera.protocols.two_server.messages import (
     OpenedSum,
     Purpose,
 )
-from tessera.protocols.two_server.params import Servers
-from tessera.protocols.two_server.read.row_tags import RowTagCache
 from tessera.protocols.two_server.read.server import RetrievalHelper, RetrievalHelperSetup
-from tessera.protocols.two_server.reports import SingleWorker, Workers
 from tessera.protocols.two_server.write.helper import WriteHelper, WriteHelperSetup
 from tessera.protocols.two_server.write.sums import TwoServerSum
 from tessera.rounds import schemes, select
 from tessera.rounds.messages import UnionOpened
+from tessera.rounds.role_setup import HelperRoundSetup
 from tessera.rounds.root import StoredRoot, draw_root
+from tessera.rounds.sums import InnerRole
+from tessera.rounds.two_server import shared_sum
 from tessera.rounds.two_server.domain import NAME as DOMAIN
 from tessera.rounds.two_server.domain import (
+    ModelToServe,
     RoundDomain,
     StoredDomain,
+    WokenParts,
     check_stored,
     opened_means,
-    served,
-)
-from tessera.rounds.two_server.ideal import (
-    IdealHelperHandshake,
-    IdealHelperRetrieval,
-    IdealHelperWrite,
-    TrustedServers,
 )
 from tessera.rounds.words import RoundResult
-from tessera.wire.stored import Inner, Kept, Owner
+from tessera.wire.stored import Inner, Kept
 
-
-@dataclass(frozen=True, slots=True)
-class HelperKeys:
-    """What the helper has of its own: it signs, and it unseals what clients seal to it."""
-
-    signing: SigningKey = field(repr=False)
-    box: SealingKey = field(repr=False)
-
-
-Handshake = Annotated[HelperHandshake | IdealHelperHandshake, Inner("handshake")]
-Retrieval = Annotated[RetrievalHelper | IdealHelperRetrieval, Inner("retrieval")]
-Writing = Annotated[WriteHelper | IdealHelperWrite, Inner("write")]
+Handshake = Annotated[shared_sum.HelperAgreement, Inner("handshake")]
+Retrieval = Annotated[InnerRole, Inner("retrieval")]
+Writing = Annotated[shared_sum.Adding, Inner("write")]
 
 
 # --- the states, as a round happens ---------------------------------------------------------------
@@ -132,13 +109,9 @@ class SumShown:
     write: Writing
 
 
-class HelperRound(Follower[Any]):
-    """Handshake with the leader, answers to queries, the sum of reports, one share released.
+class HelperRound(Follower[HelperRoundSetup]):
+    """Handshake with the leader, answers to queries, the sum of reports, one share released."""
 
-    `dense` and `tables` are its own copy of the model. A helper that is woken is given the same.
-    """
-
-    _ideal: TrustedServers | None
     ROLE = "helper of a round"
     STATES = (AwaitingUnion, Consenting, ServingReports, SumShown, Left)
     PHASES: ClassVar = {SumShown: "done"}
@@ -155,117 +128,64 @@ class HelperRound(Follower[Any]):
         OpenedSum,
     )
 
-    def __init__(
-        self,
-        plan: Plan,
-        round_id: RoundId,
-        *,
-        dense: Floats,
-        tables: Mapping[str, StoredTable],
-        derived: Mapping[str, DerivedMap],
-        servers: Servers,
-        keys: HelperKeys,
-        directory: Mapping[ClientId, bytes],
-        replay_guard: ReplayGuard,
-        entropy: Entropy,
-        workers: Workers | None = None,
-        row_tags: RowTagCache | None = None,
-        key_store: KeyStore | None = None,
-    ) -> None:
-        """`row_tags` are this server's from earlier rounds."""
-        self._model_given(plan, dense, tables, derived, servers)
-        owner = self._hold(round_id, keys, directory, replay_guard, workers, row_tags, key_store)
-        self._begin(owner, self._first(round_id, draw_root(entropy, plan, round_id, HELPER)))
+    def __init__(self, setup: HelperRoundSetup) -> None:
+        self._set_up(setup)
+        self._begin(self._first(draw_root(setup.own.entropy, self.plan, self.round_id, HELPER)))
 
-    def _first(self, round_id: RoundId, root: RootedEntropy) -> AwaitingUnion | Consenting:
-        if self.plan.narrows:
-            return AwaitingUnion(root=root)
-        return self._consenting(root, self._domain(round_id, None))
-
-    def in_memory(self, party: TrustedServers) -> None:
-        """Carry ideal roles instead of the real ones; before the first message."""
-        if not isinstance(self.state, AwaitingUnion | Consenting):
-            raise MisuseError("a round is ideal from its beginning, or not at all")
-        self._ideal = party
-        self.state = self._first(self.round_id, self.state.root)
-
-    @classmethod
-    def wake(  # type: ignore[override]
-        cls,
-        snapshot: bytes,
-        messages: Mapping[bytes, bytes],
-        plan: Plan,
-        round_id: RoundId,
-        *,
-        dense: Floats,
-        tables: Mapping[str, StoredTable],
-        derived: Mapping[str, DerivedMap],
-        servers: Servers,
-        keys: HelperKeys,
-        directory: Mapping[ClientId, bytes],
-        replay_guard: ReplayGuard,
-        workers: Workers | None = None,
-        row_tags: RowTagCache | None = None,
-        key_store: KeyStore | None = None,
-    ) -> Self:
-        helper = cls.__new__(cls)
-        helper._model_given(plan, dense, tables, derived, servers)
-        owner = helper._hold(round_id, keys, directory, replay_guard, workers, row_tags, key_store)
-        helper._resume(snapshot, messages, owner, _HelperRoles(helper, round_id).given)
-        return helper
-
-    def _model_given(
-        self,
-        plan: Plan,
-        dense: Floats,
-        tables: Mapping[str, StoredTable],
-        derived: Mapping[str, DerivedMap],
-        servers: Servers,
-    ) -> None:
-        schemes.check(type(self).__name__, plan, two_servers=True)
-        self.plan, self._servers = plan, servers
-        self._dense, self._tables, self._derived = dense, tables, derived
-        self._ideal = None
+    def _set_up(self, setup: HelperRoundSetup) -> None:
+        super()._set_up(setup)
+        schemes.check(type(self).__name__, setup.plan, two_servers=True)
+        self.plan, self._own = setup.plan, setup.own
+        self._sum, self._model = shared_sum.shared(setup.sum), ModelToServe(setup)
         # What follows from the state, worked out once.
-        self._served: tuple[RoundDomain, ServedModel] | None = None
         self._result: RoundResult | None = None
 
-    def _hold(
-        self,
-        round_id: RoundId,
-        keys: HelperKeys,
-        directory: Mapping[ClientId, bytes],
-        replay_guard: ReplayGuard,
-        workers: Workers | None,
-        row_tags: RowTagCache | None,
-        key_store: KeyStore | None,
-    ) -> Owner:
-        self._keys, self._directory, self._replay_guard = keys, directory, replay_guard
-        self._workers: Workers = workers or SingleWorker()
-        self._row_tags, self._key_store = row_tags, key_store
-        return self._owned(HELPER, round_id, self.plan.digest)
+    def _supplied(self) -> Mapping[str, Any]:
+        """Roles are woken in the order in which they are read: the handshake has the header."""
+        found = WokenParts()
 
-    def _domain(self, round_id: RoundId, union: Kept[UnionOpened] | None) -> RoundDomain:
+        def domain(union: Kept[UnionOpened] | None) -> RoundDomain:
+            check_stored(self.plan, union)
+            return self._domain(union)
+
+        def handshake(snapshot: bytes, messages: Mapping[bytes, bytes]) -> HelperHandshake:
+            return HelperHandshake.wake(snapshot, messages, self._handshake_setup(found[DOMAIN]))
+
+        def agreed() -> tuple[RoundDomain, Header]:
+            return found[DOMAIN], found.header(lambda role: role.header)
+
+        return {
+            DOMAIN: found.keeping(DOMAIN, domain),
+            "handshake": found.keeping("handshake", handshake),
+            "retrieval": lambda snapshot, messages: RetrievalHelper.wake(
+                snapshot, messages, self._retrieval_setup(*agreed())
+            ),
+            "write": lambda snapshot, messages: WriteHelper.wake(
+                snapshot, messages, self._write_setup(*agreed())
+            ),
+        }
+
+    def _first(self, root: RootedEntropy) -> AwaitingUnion | Consenting:
+        if self.plan.narrows:
+            return AwaitingUnion(root=root)
+        return self._consenting(root, self._domain(None))
+
+    def _domain(self, union: Kept[UnionOpened] | None) -> RoundDomain:
         def made() -> RoundDomain:
-            return RoundDomain.of(self.plan, round_id, self._servers, union, self._derived)
+            servers, derived = self._own.servers, self.setup.derived
+            return RoundDomain.of(self.plan, self.round_id, servers, union, derived)
 
-        return made() if self._ideal is None else self._ideal.domain(union, made)
-
-    def _model(self, domain: RoundDomain) -> ServedModel:
-        if self._served is None or self._served[0] is not domain:
-            model = served(self.plan, domain.params, self._dense, self._tables)
-            self._served = (domain, model)
-        return self._served[1]
+        return self._sum.once(union, made)
 
     @property
     def _inbox(self) -> dict[str, Any]:
         """What it takes to unseal and check what clients send it."""
         return {
-            "key": self._keys.signing,
-            "box_key": self._keys.box,
-            "directory": self._directory,
-            "replay_guard": self._replay_guard,
-            "workers": self._workers,
+            "key": self._own.keys.signing,
+            "box_key": self._own.keys.box,
+            "directory": self.setup.directory,
+            "replay_guard": self._own.replay_guard,
+            "workers": self._own.workers,
         }
 
     # --- what its roles are given, made or woken --------------------------------------------------
@@ -273,24 +193,24 @@ class HelperRound(Follower[Any]):
     def _handshake_setup(self, domain: RoundDomain) -> HelperHandshakeSetup:
         return HelperHandshakeSetup(
             params=domain.params,
-            model=self._model(domain),
-            key=self._keys.signing,
-            replay_guard=self._replay_guard,
-            key_store=self._key_store,
+            model=self._model.over(domain),
+            key=self._own.keys.signing,
+            replay_guard=self._own.replay_guard,
+            key_store=self._own.key_store,
         )
 
     def _retrieval_setup(self, domain: RoundDomain, header: Header) -> RetrievalHelperSetup:
         return RetrievalHelperSetup(
             params=domain.params,
             header=header,
-            model=self._model(domain),
-            row_tags=self._row_tags,
+            model=self._model.over(domain),
+            row_tags=self._own.row_tags,
             **self._inbox,
         )
 
     def _write_setup(self, domain: RoundDomain, header: Header) -> WriteHelperSetup:
         return WriteHelperSetup(
-            params=domain.params, header=header, key_store=self._key_store, **self._inbox
+            params=domain.params, header=header, key_store=self._own.key_store, **self._inbox
         )
 
     # --- where the round stands -----------------------------------------------------------------
@@ -375,17 +295,13 @@ class HelperRound(Follower[Any]):
         if flaw := select.union_flaw(self.plan, message):
             raise self._fault(flaw)
         try:
-            domain = self._domain(self.round_id, union)
+            domain = self._domain(union)
         except ConfigError as error:
             raise self._fault(f"sent a union that the plan cannot work with: {error}") from error
         return self._consenting(state.root, domain), []
 
     def _consenting(self, root: RootedEntropy, domain: RoundDomain) -> Consenting:
-        handshake: HelperHandshake | IdealHelperHandshake
-        if self._ideal is not None:
-            handshake = IdealHelperHandshake(self._ideal, domain.params, self._key_store)
-        else:
-            handshake = HelperHandshake(self._handshake_setup(domain), entropy=root)
+        handshake = self._sum.consent(self._handshake_setup(domain), root)
         return Consenting(root=root, domain=domain, handshake=handshake)
 
     def _at_handshake(self, state: Any, data: bytes) -> Moved:
@@ -393,16 +309,8 @@ class HelperRound(Follower[Any]):
         header = state.handshake.header
         if not isinstance(state, Consenting) or header is None:
             return state, out
-        params, keys = state.domain.params, self._key_store
-        retrieval: RetrievalHelper | IdealHelperRetrieval
-        write: WriteHelper | IdealHelperWrite
-        if self._ideal is not None:
-            retrieval = IdealHelperRetrieval()
-            write = IdealHelperWrite(self._ideal, params, header, keys)
-            self._ideal.noise[HELPER] = state.root.secret(Label.SUM_NOISE)
-        else:
-            retrieval = RetrievalHelper(self._retrieval_setup(state.domain, header))
-            write = WriteHelper(self._write_setup(state.domain, header), entropy=state.root)
+        retrieval = self._sum.help_retrieve(self._retrieval_setup(state.domain, header))
+        write = self._sum.help_add_up(self._write_setup(state.domain, header), state.root)
         following = ServingReports(
             domain=state.domain, handshake=state.handshake, retrieval=retrieval, write=write
         )
@@ -428,54 +336,6 @@ class HelperRound(Follower[Any]):
             write=state.write,
         )
         return following, out
-
-
-class _HelperRoles:
-    """Wakes the roles inside a state in the order in which they are read: later ones are given what
-    earlier ones have."""
-
-    def __init__(self, helper: HelperRound, round_id: RoundId) -> None:
-        self._helper, self._round_id = helper, round_id
-        self._found: RoundDomain | None = None
-        self._agreed: HelperHandshake | None = None
-
-    @property
-    def given(self) -> dict[str, Any]:
-        return {
-            DOMAIN: self._domain,
-            "handshake": self._handshake,
-            "retrieval": self._retrieval,
-            "write": self._write,
-        }
-
-    def _domain(self, union: Kept[UnionOpened] | None) -> RoundDomain:
-        check_stored(self._helper.plan, union)
-        self._found = self._helper._domain(self._round_id, union)
-        return self._found
-
-    def _handshake(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> HelperHandshake:
-        setup = self._helper._handshake_setup(self._over)
-        self._agreed = HelperHandshake.wake(snapshot, messages, setup)
-        return self._agreed
-
-    def _retrieval(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> RetrievalHelper:
-        setup = self._helper._retrieval_setup(self._over, self._header)
-        return RetrievalHelper.wake(snapshot, messages, setup)
-
-    def _write(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> WriteHelper:
-        setup = self._helper._write_setup(self._over, self._header)
-        return WriteHelper.wake(snapshot, messages, setup)
-
-    @property
-    def _over(self) -> RoundDomain:
-        assert self._found is not None
-        return self._found
-
-    @property
-    def _header(self) -> Header:
-        if self._agreed is None or self._agreed.header is None:
-            raise Malformed("a stored state is past its handshake, and has no header")
-        return self._agreed.header
 
 
 BEGUN: Final = (ServingReports, SumShown)

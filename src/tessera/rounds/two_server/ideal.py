@@ -21,16 +21,22 @@ from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError, PeerError, RoundAborted
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, TableId
-from tessera.learning.tables.arrays import Floats, Ids, distinct
+from tessera.learning.tables.submodel import Floats, Ids, distinct
 from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
 from tessera.protocols.machine import Outbound
+from tessera.protocols.two_server.client import TwoServerClientSetup
+from tessera.protocols.two_server.collector import LeaderSetup
 from tessera.protocols.two_server.handshake import PHASE as HANDSHAKE
+from tessera.protocols.two_server.handshake import (
+    HelperHandshakeSetup,
+    LeaderHandshakeSetup,
+    ServedModel,
+)
 from tessera.protocols.two_server.key_period import (
     IDEAL,
     KeyStore,
     OwnKeys,
-    OwnKeyStore,
     keep_keys,
     keys_of,
     living,
@@ -51,11 +57,24 @@ from tessera.protocols.two_server.messages import (
 )
 from tessera.protocols.two_server.params import TwoServerParams
 from tessera.protocols.two_server.read.client import Fetched, FetchedRows
+from tessera.protocols.two_server.read.server import RetrievalHelperSetup, RetrievalLeaderSetup
 from tessera.protocols.two_server.write.client import RowUpdate, Update
+from tessera.protocols.two_server.write.helper import WriteHelperSetup
+from tessera.protocols.two_server.write.leader import WriteLeaderSetup
 from tessera.protocols.two_server.write.sums import RowSum, Share, TwoServerSum, with_noise
-from tessera.rounds.ideal import NONE, IdealRole, TrustedParty, posted, signal
-from tessera.rounds.messages import UnionOpened
-from tessera.rounds.two_server.domain import RoundDomain, served_rows
+from tessera.rounds.ideal import NONE, IdealRole, IdealSum, Shared, TrustedParty, posted, signal
+from tessera.rounds.sums import InnerRole, Sum
+from tessera.rounds.two_server.domain import served_rows
+from tessera.rounds.two_server.shared_sum import (
+    Adding,
+    HelperAgreement,
+    LeaderAgreement,
+    LeaderRetrieval,
+    LeaderWrite,
+    RowReader,
+    RowWriter,
+    SharedSum,
+)
 from tessera.wire.index_set import client_array
 from tessera.wire.stored import Kept
 
@@ -70,7 +89,6 @@ class TrustedServers:
         self,
         plan: Plan,
         round_id: RoundId,
-        cohort: Iterable[ClientId],
         dense: Floats,
         tables: Mapping[str, StoredTable],
     ) -> None:
@@ -80,28 +98,9 @@ class TrustedServers:
         self.reports: dict[ClientId, Update | None] = {}
         self.noise: dict[Party, Secret | None] = {}  # what each server's follows from
         self.total: TwoServerSum | None = None
-        self._union: TrustedParty | None = None
-        if plan.narrows:
-            self._union = TrustedParty(plan, round_id, cohort, plan.union_sum(round_id))
-        self._domain: RoundDomain | None = None
         self._tables = tables
         self._dense = dense.astype(plan.model.precision.dtype).tobytes()
         self._whole: dict[TableId, FetchedRows] = {}
-
-    @property
-    def union(self) -> TrustedParty:
-        """Who shares the union's sum."""
-        if self._union is None:
-            raise MisuseError("tables are not narrowed to a union")
-        return self._union
-
-    def domain(
-        self, union: Kept[UnionOpened] | None, make: Callable[[], RoundDomain]
-    ) -> RoundDomain:
-        """The same for everybody: made for the first who asks."""
-        if self._domain is None or self._domain.union != union:
-            self._domain = make()
-        return self._domain
 
     def agreed(self, params: TwoServerParams, store: KeyStore | None) -> Header:
         """On a header that nobody signs; new keys, unless those of an earlier round last."""
@@ -183,8 +182,10 @@ class TrustedServers:
 class IdealReader(IdealRole):
     """Fetches rows: what it asks for is there as soon as the queries are closed."""
 
-    def __init__(self, party: TrustedServers, params: TwoServerParams, me: ClientId) -> None:
-        self._party, self._params, self._me = party, params, me
+    phase = "query"
+
+    def __init__(self, party: TrustedServers, setup: TwoServerClientSetup) -> None:
+        self._party, self._params, self._me = party, setup.params, setup.party
         self.fetched: Fetched | None = None
 
     def receive(self, sender: Party, data: bytes) -> list[Outbound]:
@@ -201,18 +202,15 @@ class IdealReader(IdealRole):
 class IdealWriter(IdealRole):
     """Writes rows: of tables that are written by keys only those it has keys for."""
 
-    def __init__(
-        self,
-        party: TrustedServers,
-        params: TwoServerParams,
-        me: ClientId,
-        *,
-        entropy: Entropy,
-        own_keys: OwnKeyStore | None,
-    ) -> None:
-        self._party, self._params, self._me = party, params, me
-        self._entropy, self._own_keys = entropy, own_keys
+    phase = "collect"
+
+    def __init__(self, party: TrustedServers, setup: TwoServerClientSetup) -> None:
+        self._party, self._params, self._me = party, setup.params, setup.party
+        self._entropy, self._own_keys = setup.entropy, setup.own_keys
         self._header: Header | None = None
+
+    def receive(self, sender: Party, data: bytes) -> list[Outbound]:
+        return []
 
     def prepare(self, signed: Kept[SignedHeader]) -> None:
         self._header = signed.message.header
@@ -256,15 +254,9 @@ def _among(rows: Mapping[TableId, Ids], update: Update) -> Update:
 class IdealHandshake(IdealRole):
     """The leader's side. The helper says whose keys last."""
 
-    def __init__(
-        self,
-        party: TrustedServers,
-        params: TwoServerParams,
-        invited: frozenset[ClientId],
-        key_store: KeyStore | None,
-    ) -> None:
-        self._party, self._params = party, params
-        self._invited, self._key_store = invited, key_store
+    def __init__(self, party: TrustedServers, setup: LeaderHandshakeSetup) -> None:
+        self._party, self._params = party, setup.params
+        self._invited, self._key_store = frozenset(setup.invited), setup.key_store
         self.signed_header: Kept[SignedHeader] | None = None
 
     @property
@@ -295,15 +287,9 @@ class _Collecting(IdealRole):
 
     PHASE: str
 
-    def __init__(
-        self,
-        party: TrustedServers,
-        params: TwoServerParams,
-        header: Header,
-        invited: frozenset[ClientId],
-    ) -> None:
-        self.header, self._party, self._params = header, party, params
-        self._missing = set(invited)
+    def __init__(self, party: TrustedServers, setup: LeaderSetup) -> None:
+        self.header, self._party, self._params = setup.header, party, setup.params
+        self._missing = set(setup.invited)
         self._here: set[ClientId] = set()
         self._closed = False
 
@@ -346,16 +332,9 @@ class IdealWrite(_Collecting):
     PHASE = "collect"
     excluded: Mapping[ClientId, str] = {}
 
-    def __init__(
-        self,
-        party: TrustedServers,
-        params: TwoServerParams,
-        header: Header,
-        invited: frozenset[ClientId],
-        key_store: KeyStore | None,
-    ) -> None:
-        super().__init__(party, params, header, invited)
-        self._key_store = key_store
+    def __init__(self, party: TrustedServers, setup: WriteLeaderSetup) -> None:
+        super().__init__(party, setup)
+        self._key_store = setup.key_store
         self.total: TwoServerSum | None = None
 
     def close_phase(self) -> list[Outbound]:
@@ -389,10 +368,8 @@ def note_keys(
 class IdealHelperHandshake(IdealRole):
     """The helper's side: consents at once."""
 
-    def __init__(
-        self, party: TrustedServers, params: TwoServerParams, key_store: KeyStore | None
-    ) -> None:
-        self._party, self._params, self._key_store = party, params, key_store
+    def __init__(self, party: TrustedServers, setup: HelperHandshakeSetup) -> None:
+        self._party, self._params, self._key_store = party, setup.params, setup.key_store
         self.header: Header | None = None
 
     @property
@@ -419,15 +396,9 @@ class IdealHelperWrite(IdealRole):
 
     excluded: Mapping[ClientId, str] = {}
 
-    def __init__(
-        self,
-        party: TrustedServers,
-        params: TwoServerParams,
-        header: Header,
-        key_store: KeyStore | None,
-    ) -> None:
-        self._party, self._params, self._header = party, params, header
-        self._key_store = key_store
+    def __init__(self, party: TrustedServers, setup: WriteHelperSetup) -> None:
+        self._party, self._params = party, setup.params
+        self._header, self._key_store = setup.header, setup.key_store
         self.total: TwoServerSum | None = None
 
     @property
@@ -440,3 +411,69 @@ class IdealHelperWrite(IdealRole):
         survivors = [ClientId(int(c)) for c in self.total.survivors]
         note_keys(self._params, self._header, self._key_store, survivors)
         return []
+
+
+# --- the sum --------------------------------------------------------------------------------------
+
+
+class NotServed(ServedModel):
+    """Nothing is read from it: clients find rows in the model itself."""
+
+    def check(self, params: TwoServerParams) -> None:
+        return
+
+
+class IdealSharedSum(Shared, SharedSum):
+    """The sum between two servers in memory: lists and key periods are those of the real one."""
+
+    in_memory = True
+
+    def __init__(
+        self,
+        plan: Plan,
+        round_id: RoundId,
+        cohort: Iterable[ClientId],
+        dense: Floats,
+        tables: Mapping[str, StoredTable],
+    ) -> None:
+        super().__init__()
+        self._party = TrustedServers(plan, round_id, dense, tables)
+        self._union: Sum = super().union
+        if plan.narrows:
+            union = TrustedParty(plan, round_id, cohort, plan.union_sum(round_id))
+            self._union = IdealSum(union)
+
+    @property
+    def union(self) -> Sum:
+        return self._union
+
+    def served(self, make: Callable[[], ServedModel]) -> ServedModel:
+        return NotServed()
+
+    def reader(self, setup: TwoServerClientSetup, last_round: RoundId | None) -> RowReader:
+        return IdealReader(self._party, setup)
+
+    def writer(self, setup: TwoServerClientSetup) -> RowWriter:
+        return IdealWriter(self._party, setup)
+
+    def handshake(
+        self, setup: LeaderHandshakeSetup, model: ServedModel, root: Entropy
+    ) -> LeaderAgreement:
+        return IdealHandshake(self._party, setup)
+
+    def retrieve(self, setup: RetrievalLeaderSetup) -> LeaderRetrieval:
+        return IdealRetrieval(self._party, setup)
+
+    def add_up(self, setup: WriteLeaderSetup, noise: Secret | None) -> LeaderWrite:
+        self._party.noise[SERVER] = noise
+        return IdealWrite(self._party, setup)
+
+    def consent(self, setup: HelperHandshakeSetup, root: Entropy) -> HelperAgreement:
+        return IdealHelperHandshake(self._party, setup)
+
+    def help_retrieve(self, setup: RetrievalHelperSetup) -> InnerRole:
+        return IdealHelperRetrieval()
+
+    def help_add_up(self, setup: WriteHelperSetup, root: Entropy) -> Adding:
+        self._party.noise[HELPER] = root.secret(Label.SUM_NOISE)
+        return IdealHelperWrite(self._party, setup)

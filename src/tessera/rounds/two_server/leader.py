@@ -2,27 +2,22 @@
 
 It goes through the roles of the protocols one after the other: the union's sum where there is one,
 the handshake, the retrieval, the write. Each judges itself which messages are due.
-`leader_states.py` has what the round has come to, and what its roles are made of.
+`leader_states.py` has what the round has come to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Final, Self
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar, Final
 
 from tessera import wire
-from tessera.crypto.entropy import Entropy, RootedEntropy
-from tessera.crypto.keys import Identity, SigningKey
+from tessera.crypto.entropy import RootedEntropy
 from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, RoundAborted
-from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, StageId
-from tessera.learning.tables.arrays import Ids
-from tessera.learning.tables.spec import DerivedMap
-from tessera.learning.tables.table import StoredTable
-from tessera.plan import Plan
+from tessera.ids import HELPER, SERVER, ClientId, Party, StageId
+from tessera.learning.tables.submodel import Ids
+from tessera.plan import UNION
 from tessera.protocols.machine import (
     Aborted,
     Closes,
@@ -36,50 +31,58 @@ from tessera.protocols.machine import (
 )
 from tessera.protocols.secagg import messages as secagg
 from tessera.protocols.secagg.phases import StageSum
-from tessera.protocols.secagg.server import Server
 from tessera.protocols.two_server.handshake import PHASE as HANDSHAKE
-from tessera.protocols.two_server.key_period import KeyStore
+from tessera.protocols.two_server.handshake import LeaderHandshake, LeaderHandshakeSetup
+from tessera.protocols.two_server.key_period import keys_of, with_keys
 from tessera.protocols.two_server.messages import (
     CheckCoin,
     Exclusions,
     HandshakeConsent,
     HandshakeNonce,
+    Header,
     HelperAnswer,
     Query,
     SumShare,
     WriteReport,
 )
-from tessera.protocols.two_server.params import Servers
-from tessera.protocols.two_server.read.row_tags import RowTagCache
-from tessera.protocols.two_server.reports import SingleWorker, Workers
+from tessera.protocols.two_server.read.server import RetrievalLeader, RetrievalLeaderSetup
+from tessera.protocols.two_server.write.leader import WriteLeader, WriteLeaderSetup
 from tessera.rounds import encode, schemes, select
-from tessera.rounds.ideal import IdealServer
 from tessera.rounds.messages import UnionOpened, farewells
+from tessera.rounds.role_setup import ServerRoundSetup
 from tessera.rounds.root import draw_root
-from tessera.rounds.two_server.domain import WriteCost, costs, opened_sum
-from tessera.rounds.two_server.ideal import TrustedServers
+from tessera.rounds.sums import ServerSetup, SumServer
+from tessera.rounds.two_server.domain import NAME as DOMAIN
+from tessera.rounds.two_server.domain import (
+    ModelToServe,
+    RoundDomain,
+    WokenParts,
+    WriteCost,
+    check_stored,
+    costs,
+    opened_sum,
+)
 from tessera.rounds.two_server.leader_states import (
     AddingReports,
     Agreeing,
-    LeaderRoles,
     NotBegun,
     ReportsAdded,
     RoundRows,
     ServingRows,
     UnitingRows,
-    WokenLeaderRoles,
 )
+from tessera.rounds.two_server.shared_sum import shared
 from tessera.rounds.words import RoundResult
-from tessera.wire.stored import Kept, Owner
+from tessera.wire.index_set import client_set
+from tessera.wire.stored import Kept
 
 REFUSED_QUERY: Final = "the helper refused its query"
 
 
-class LeaderRound(Coordinator[Any]):
+class LeaderRound(Coordinator[ServerRoundSetup]):
     """The leader: [union ->] handshake -> query -> answer -> collect -> check -> exclude -> open.
 
-    `dense` and `tables` are the model as it stands; they are read, and `result` is for the caller
-    to merge. A leader that is woken is given the same model.
+    `result` is for the caller to merge.
     """
 
     ROLE = "leader of a round"
@@ -103,107 +106,109 @@ class LeaderRound(Coordinator[Any]):
         SumShare,
     )
 
-    def __init__(
-        self,
-        plan: Plan,
-        round_id: RoundId,
-        cohort: Iterable[ClientId],
-        *,
-        dense: npt.NDArray[np.float32],
-        tables: Mapping[str, StoredTable],
-        derived: Mapping[str, DerivedMap] | None = None,
-        entropy: Entropy,
-        servers: Servers,
-        key: SigningKey,
-        identity: Identity | None = None,
-        workers: Workers | None = None,
-        row_tags: RowTagCache | None = None,
-        key_store: KeyStore | None = None,
-    ) -> None:
-        """`identity` has the directory for a union's signatures; `row_tags` and `key_store` have
-        this server's from earlier rounds."""
-        given = (dense, tables, derived, servers, key, identity, workers, row_tags, key_store)
-        owner = self._hold(plan, round_id, cohort, *given)
-        self._begin(owner, self._first(draw_root(entropy, plan, round_id, SERVER)))
+    def __init__(self, setup: ServerRoundSetup) -> None:
+        self._set_up(setup)
+        self._begin(self._first(draw_root(setup.own.entropy, self.plan, self.round_id, SERVER)))
+
+    def _set_up(self, setup: ServerRoundSetup) -> None:
+        super()._set_up(setup)
+        plan, own = setup.plan, setup.own
+        schemes.check(type(self).__name__, plan, two_servers=True)
+        if own.servers is None or own.key is None:
+            raise MisuseError("the leader of two servers has a key, and the helper's")
+        self.plan, self.invited = plan, frozenset(setup.invited)
+        self._servers, self._key = own.servers, own.key
+        self._sum, self._model = shared(setup.sum), ModelToServe(setup)
+        self._union = ServerSetup(
+            plan=plan, round_id=setup.round_id, invited=self.invited, identity=setup.identity
+        )
+        # What follows from the state, worked out once.
+        self._result: tuple[ReportsAdded, RoundResult] | None = None
 
     def _first(self, root: RootedEntropy) -> NotBegun | UnitingRows:
         if not self.plan.narrows:
             return NotBegun(root=root)
-        return UnitingRows(root=root, sum=self._roles.sum(root))
+        return UnitingRows(root=root, sum=self._sum.union.serve(self._union, root))
 
-    def trusted(self) -> TrustedServers:
-        """What an ideal round has in memory, over the model as it stands."""
-        roles = self._roles
-        return TrustedServers(self.plan, self.round_id, self.invited, roles.dense, roles.tables)
+    # --- what its roles are given, made or woken ------------------------------------------------
 
-    def in_memory(self, party: TrustedServers) -> None:
-        """Carry ideal roles instead of the real ones; before the start."""
-        if not isinstance(self.state, NotBegun | UnitingRows):
-            raise MisuseError("a round is ideal from its beginning, or not at all")
-        self._roles.party = party
-        self.state = self._first(self.state.root)
+    def _domain(self, union: Kept[UnionOpened] | None) -> RoundDomain:
+        def made() -> RoundDomain:
+            servers, maps = self._servers, self.setup.derived
+            return RoundDomain.of(self.plan, self.round_id, servers, union, maps)
 
-    @classmethod
-    def wake(  # type: ignore[override]
-        cls,
-        snapshot: bytes,
-        messages: Mapping[bytes, bytes],
-        plan: Plan,
-        round_id: RoundId,
-        cohort: Iterable[ClientId],
-        *,
-        dense: npt.NDArray[np.float32],
-        tables: Mapping[str, StoredTable],
-        derived: Mapping[str, DerivedMap] | None = None,
-        servers: Servers,
-        key: SigningKey,
-        identity: Identity | None = None,
-        workers: Workers | None = None,
-        row_tags: RowTagCache | None = None,
-        key_store: KeyStore | None = None,
-    ) -> Self:
-        leader = cls.__new__(cls)
-        given = (dense, tables, derived, servers, key, identity, workers, row_tags, key_store)
-        owner = leader._hold(plan, round_id, cohort, *given)
-        leader._resume(snapshot, messages, owner, WokenLeaderRoles(leader._roles).given)
-        return leader
+        return self._sum.once(union, made)
 
-    def _hold(
-        self,
-        plan: Plan,
-        round_id: RoundId,
-        cohort: Iterable[ClientId],
-        dense: npt.NDArray[np.float32],
-        tables: Mapping[str, StoredTable],
-        derived: Mapping[str, DerivedMap] | None,
-        servers: Servers,
-        key: SigningKey,
-        identity: Identity | None,
-        workers: Workers | None,
-        row_tags: RowTagCache | None,
-        key_store: KeyStore | None,
-    ) -> Owner:
-        schemes.check(type(self).__name__, plan, two_servers=True)
-        if dense.shape != (plan.model.dense,) or tables.keys() != {t.name for t in plan.tables}:
-            raise MisuseError("the model is not the plan's")
-        self.plan, self.invited = plan, frozenset(cohort)
-        self._roles = LeaderRoles(
-            plan=plan,
-            round_id=round_id,
-            invited=self.invited,
-            dense=dense,
-            tables=tables,
-            derived=derived or {},
-            servers=servers,
-            key=key,
-            identity=identity,
-            workers=workers or SingleWorker(),
-            row_tags=row_tags,
-            key_store=key_store,
+    def _clients(self, total: SumServer | None) -> frozenset[ClientId]:
+        """Those who go on: whose rows are in the union, where there is one."""
+        return self.invited if total is None else client_set(total.sums[UNION].survivors)
+
+    def _handshake_setup(
+        self, domain: RoundDomain, total: SumServer | None
+    ) -> LeaderHandshakeSetup:
+        return LeaderHandshakeSetup(
+            params=domain.params,
+            invited=self._clients(total),
+            key=self._key,
+            key_store=self.setup.own.key_store,
         )
-        # What follows from the state, worked out once.
-        self._result: tuple[ReportsAdded, RoundResult] | None = None
-        return self._owned(SERVER, round_id, plan.digest)
+
+    def _leading(
+        self, domain: RoundDomain, total: SumServer | None, header: Header
+    ) -> dict[str, Any]:
+        """What the leader is given for reading and for writing."""
+        store, ideal = self.setup.own.key_store, self._sum.in_memory
+        return {
+            "params": domain.params,
+            "header": header,
+            "invited": with_keys(domain.params, header, store, self._clients(total), ideal=ideal),
+            "workers": self.setup.own.workers,
+        }
+
+    def _retrieval_setup(
+        self, domain: RoundDomain, total: SumServer | None, header: Header
+    ) -> RetrievalLeaderSetup:
+        return RetrievalLeaderSetup(
+            model=self._model.over(domain),
+            row_tags=self.setup.own.row_tags,
+            **self._leading(domain, total, header),
+        )
+
+    def _write_setup(
+        self, domain: RoundDomain, total: SumServer | None, header: Header
+    ) -> WriteLeaderSetup:
+        return WriteLeaderSetup(
+            key=self._key,
+            key_store=self.setup.own.key_store,
+            **self._leading(domain, total, header),
+        )
+
+    def _supplied(self) -> Mapping[str, Any]:
+        """Roles are woken in the order in which they are read: the handshake has the header."""
+        found = WokenParts(sum=None)
+
+        def domain(union: Kept[UnionOpened] | None) -> RoundDomain:
+            check_stored(self.plan, union)
+            return self._domain(union)
+
+        def handshake(snapshot: bytes, messages: Mapping[bytes, bytes]) -> LeaderHandshake:
+            setup = self._handshake_setup(found[DOMAIN], found["sum"])
+            return LeaderHandshake.wake(snapshot, messages, setup)
+
+        def agreed() -> tuple[RoundDomain, SumServer | None, Header]:
+            return found[DOMAIN], found["sum"], found.header(_header_of)
+
+        return {
+            "sum": found.keeping("sum", partial(self._sum.union.wake_server, self._union)),
+            DOMAIN: found.keeping(DOMAIN, domain),
+            "handshake": found.keeping("handshake", handshake),
+            "retrieval": lambda snapshot, messages: RetrievalLeader.wake(
+                snapshot, messages, self._retrieval_setup(*agreed())
+            ),
+            "write": lambda snapshot, messages: WriteLeader.wake(
+                snapshot, messages, self._write_setup(*agreed())
+            ),
+        }
 
     # --- where the round stands -----------------------------------------------------------------
 
@@ -279,7 +284,8 @@ class LeaderRound(Coordinator[Any]):
         state = self.state
         if not isinstance(state, ReportsAdded):
             return frozenset()
-        keys = self._roles.keys(state.over.domain, state.retrieval.header)
+        params, store = state.over.domain.params, self.setup.own.key_store
+        keys = keys_of(params, state.retrieval.header, store, ideal=self._sum.in_memory)
         members = frozenset() if keys is None else frozenset(keys.clients)
         return members - set(self.result.survivors)
 
@@ -352,10 +358,10 @@ class LeaderRound(Coordinator[Any]):
         out = total.close_phase()
         if total.phase != "done":
             return state, out
-        ids, residual = self._roles.union.opened_ids(plan, self.round_id, total)
+        ids, residual = self._sum.union.opened_ids(plan, self.round_id, total)
         union = Kept.of(select.opened_union(plan, self.round_id, ids))
         following, offer = self._agree(state.root, total, residual, union)
-        to_clients = self._roles.union.post(self._roles.clients(total), union)
+        to_clients = self._sum.union.post(self._clients(total), union)
         return following, [*out, *to_clients, Outbound.again(HELPER, union.data), *offer]
 
     def _close_handshake(self, state: Agreeing) -> Moved:
@@ -387,12 +393,13 @@ class LeaderRound(Coordinator[Any]):
     def _agree(
         self,
         root: RootedEntropy,
-        total: Server | IdealServer | None,
+        total: SumServer | None,
         residual: int,
         union: Kept[UnionOpened] | None,
     ) -> Moved:
-        domain = self._roles.domain(union)
-        handshake = self._roles.handshake(domain, self._roles.clients(total), root)
+        domain = self._domain(union)
+        setup = self._handshake_setup(domain, total)
+        handshake = self._sum.handshake(setup, self._model.over(domain), root)
         noise = root.secret(Label.SUM_NOISE) if domain.params.noise else None
         over = RoundRows(sum=total, residual=residual, domain=domain, noise=noise)
         return Agreeing(over=over, handshake=handshake), handshake.begin()
@@ -401,19 +408,21 @@ class LeaderRound(Coordinator[Any]):
         signed = state.handshake.signed_header
         if not isinstance(state, Agreeing) or signed is None:
             return state
-        over, clients = state.over, self._roles.clients(state.over.sum)
-        retrieval = self._roles.retrieval(over.domain, signed.message.header, clients)
+        over = state.over
+        setup = self._retrieval_setup(over.domain, over.sum, signed.message.header)
+        retrieval = self._sum.retrieve(setup)
         return ServingRows(over=over, handshake=state.handshake, retrieval=retrieval)
 
     def _after_retrieval(self, state: Any) -> Any:
         if not isinstance(state, ServingRows) or state.retrieval.phase != "done":
             return state
-        over, clients = state.over, self._roles.clients(state.over.sum)
+        over = state.over
+        setup = self._write_setup(over.domain, over.sum, state.retrieval.header)
         return AddingReports(
             over=over,
             handshake=state.handshake,
             retrieval=state.retrieval,
-            write=self._roles.write(over.domain, state.retrieval.header, clients, over.noise),
+            write=self._sum.add_up(setup, over.noise),
         )
 
     def _after_write(self, state: Any) -> Any:
@@ -425,6 +434,11 @@ class LeaderRound(Coordinator[Any]):
             retrieval=state.retrieval,
             write=state.write,
         )
+
+
+def _header_of(handshake: LeaderHandshake) -> Header | None:
+    signed = handshake.signed_header
+    return None if signed is None else signed.message.header
 
 
 AFTER_UNION: Final = (Agreeing, ServingRows, AddingReports, ReportsAdded)

@@ -24,7 +24,7 @@ from tessera.data.examples import NONE
 from tessera.errors import ConfigError
 from tessera.learning.bound_model import BoundModel, table_groups
 from tessera.learning.softmax import CANDIDATES
-from tessera.learning.tables.arrays import Floats
+from tessera.learning.tables.submodel import Floats
 from tessera.learning.training.jobs import PreparedJob, order, tensor
 from tessera.learning.training.settings import LocalTraining
 

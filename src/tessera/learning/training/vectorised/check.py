@@ -24,7 +24,7 @@ from torch import nn
 from tessera.crypto.secret import Secret
 from tessera.data.examples import NONE, Examples
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.tables.arrays import Floats
+from tessera.learning.tables.submodel import Floats
 from tessera.learning.training.jobs import Job, Learner, PreparedJob, Trainable, Trained, prepare
 from tessera.learning.training.local import NoisySequential, Sequential, dropout_from, train_mode
 from tessera.learning.training.noisy_steps import NoisySteps

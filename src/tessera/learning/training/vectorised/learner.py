@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.tables.arrays import Floats
+from tessera.learning.tables.submodel import Floats
 from tessera.learning.training.jobs import Job, PreparedJob, Trainable, Trained, finish, prepare
 from tessera.learning.training.local import dropout_from, train_mode
 from tessera.learning.training.vectorised.batches import Ints, Steps, lay_out

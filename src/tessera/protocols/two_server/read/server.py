@@ -218,8 +218,8 @@ class RetrievalLeader(CollectingLeader[RetrievalLeaderSetup]):
         self._answerer = Answerer(setup, LEADER_PARTY)
         self._halves: dict[ClientId, dict[TableId, bytes]] | None = None
 
-    def _resume(self, *given: Any) -> None:
-        super()._resume(*given)
+    def _resume(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> None:
+        super()._resume(snapshot, messages)
         self._answerer.given_again = True
 
     @property
@@ -377,8 +377,8 @@ class RetrievalHelper(CollectingHelper[RetrievalHelperSetup]):
         super()._set_up(setup)
         self._answerer = Answerer(setup, HELPER_PARTY)
 
-    def _resume(self, *given: Any) -> None:
-        super()._resume(*given)
+    def _resume(self, snapshot: bytes, messages: Mapping[bytes, bytes]) -> None:
+        super()._resume(snapshot, messages)
         self._answerer.given_again = True
 
     def resend(self) -> list[Outbound]:
