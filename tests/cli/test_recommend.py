@@ -149,6 +149,40 @@ def test_a_run_of_clicks_ranks_what_its_user_did_not_click(tmp_path, capsys):
     assert "probability of a click" in capsys.readouterr().out
 
 
+def test_a_click_run_answers_for_the_user_that_was_named_and_in_the_films_own_ids(
+    data, tmp_path, capsys
+):
+    task = tasks.load("movielens-100k", data=data, size="tiny", width=2)
+    options = {"size": "tiny", "width": 2}
+    plan = Plan(scheme="submodel", cohort=5, task=TaskPlan(name="movielens-100k", options=options))
+    simulate(task, plan, 1, out=tmp_path / "run", trainer="sequential")
+    found = told(tmp_path / "run", data, capsys, "--user", "6")
+    assert (found["user"], found["client"]) == ("6", 5)
+    own = task.data.of(5)
+    clicked = own["item"][own["label"] > 0].tolist()
+    assert {item["id"] for item in found["past"]} == {str(row + 1) for row in clicked}
+    for item in (*found["recommended"], *found["past"]):
+        assert item["id"] == str(item["item"] + 1)
+        assert item["title"].startswith(f"Film {item['id']} ")
+    assert not found["score"]
+    command = ["recommend", str(tmp_path / "run"), "--data", str(data), "--user", "6"]
+    assert cli.main(command) == 0
+    out = capsys.readouterr().out
+    assert "user 6 with" in out and "title" in out and found["recommended"][0]["title"] in out
+
+
+def test_where_negatives_were_drawn_a_score_is_shown_and_no_probability(tmp_path, capsys):
+    rng = np.random.default_rng(1)
+    lines = [f"u{rng.integers(8)},i{rng.integers(30)}" for _ in range(200)]
+    (tmp_path / "clicks.csv").write_text("\n".join(["user,item", *lines]) + "\n")
+    options = {"path": str(tmp_path / "clicks.csv"), "size": "tiny", "width": 2}
+    plan = Plan(scheme="submodel", cohort=5, task=TaskPlan(name="interactions", options=options))
+    simulate(tasks.load("interactions", **options), plan, 1, out=tmp_path / "run", progress=False)
+    assert cli.main(["recommend", str(tmp_path / "run"), "--user", "u1"]) == 0
+    out = capsys.readouterr().out
+    assert "a score" in out and "the probability of a click" not in out
+
+
 def test_a_run_on_other_data_is_refused(runs, tmp_path, capsys):
     other = films.write(tmp_path)
     path = other / "ml-100k" / "u.data"

@@ -179,8 +179,9 @@ def test_negatives_are_never_the_users_own_and_share_the_history_of_their_positi
         assert (data.train[name] == read.train[name]).all()
     assert "rate" not in data.train.fields
     for who in range(6):
-        own = set(log.item[log.user == who].tolist())
-        for part in (data.of(who), data.test_of(who)):
+        every = set(log.item[log.user == who].tolist())
+        trained = set(log.item[log.user == who][:16].tolist())
+        for part, own in ((data.of(who), trained), (data.test_of(who), every)):
             label, item, history = part["label"], part["item"], part["history"]
             assert own.isdisjoint(item[label == 0].tolist())
             ends = np.flatnonzero(label == 1)
@@ -208,6 +209,21 @@ def test_one_item_is_drawn_as_often_as_another():
     assert (abs(drawn[1:] - 1_000) < 150).all()  # five standard deviations
 
 
+def test_what_is_held_out_is_drawn_as_often_as_anything_else():
+    """Otherwise a held-out item could be told by its never being a negative."""
+    log = positives(0, users=300, items=20, each=10)
+    sampled = with_negatives(log, users=300, items=20, each=5, catalogue=np.arange(20))
+    data = draw(with_places(sampled, users=300, items=20), secret_of)
+    held = drawn = 0
+    for who in range(300):
+        train, test = data.of(who), data.test_of(who)
+        negatives = train["item"][train["label"] == 0]
+        drawn += len(negatives)
+        held += int(np.isin(negatives, test["item"][test["label"] == 1]).sum())
+    assert drawn == 300 * 8 * 5
+    assert held / drawn == pytest.approx(2 / 12, abs=0.02)  # two of the twelve it does not have
+
+
 def test_who_has_everything_gets_no_negatives():
     log = positives(0, users=1, items=20, each=20)
     sampled = with_negatives(log, users=1, items=20, each=1)
@@ -221,7 +237,7 @@ def test_who_has_all_but_one_gets_that_one_every_time():
     data = draw(with_places(sampled, users=3, items=20), secret_of)
     for who in range(3):
         (left,) = set(range(20)) - set(log.item[log.user == who].tolist())
-        own = data.of(who)
+        own = data.test_of(who)
         assert (own["item"][own["label"] == 0] == left).all()
 
 

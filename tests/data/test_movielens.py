@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,40 @@ def test_movies_with_the_same_genres_are_of_one_category(tmp_path, write, read):
     assert data.sizes["category"] == 3
     assert data.category_of[0] == data.category_of[3]
     assert len(set(data.category_of.tolist())) == 3
+
+
+@pytest.mark.parametrize(
+    ("write", "read"), [(write_1m, movielens_1m), (write_100k, movielens_100k)]
+)
+def test_clicks_have_the_ids_and_titles_of_their_movies(tmp_path, write, read):
+    data = read(write(tmp_path))
+    assert data.names_of("user").names == ["3", "7"]
+    assert [data.names_of("item").row(one) for one in MOVIES] == [0, 1, 2, 3]
+    assert [data.title_of(row) for row in range(4)] == list(MOVIES.values())
+
+
+@pytest.mark.parametrize(
+    ("folder", "read", "listed", "cut"),
+    [
+        ("ml-1m", movielens_1m, "movies.dat.gz", "::"),
+        ("ml-100k", movielens_100k, "u.item.gz", "|"),
+    ],
+)
+def test_the_published_ids_and_titles_are_those_of_the_published_list(
+    published, folder, read, listed, cut
+):
+    """Row 1180 of 1M is Raiders of the Lost Ark; film 1180 is another one."""
+    root = published(folder)
+    with gzip.open(root / folder / listed, "rt", encoding="latin-1") as lines:
+        titles = dict(line.rstrip("\n").split(cut)[:2] for line in lines)
+    data = read(root)
+    items, users = data.names_of("item"), data.names_of("user")
+    assert {items.name(row): data.title_of(row) for row in range(len(items))} == titles
+    assert users.row(6) == 5
+    if folder == "ml-1m":
+        assert data.title_of(1180).startswith("Raiders of the Lost Ark")
+        assert items.name(1180) == "1198"
+        assert data.title_of(items.row(1180)).startswith("Hear My Song")
 
 
 def test_titles_stand_in_the_order_of_the_rows(tmp_path):

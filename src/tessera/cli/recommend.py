@@ -81,6 +81,8 @@ def show(found: Recommendations, page: Page) -> None:
     for each in lists:
         page.console.print(each)
     legend = "predicted: the probability of a click."
+    if found.score:
+        legend = "predicted: a score by which items are ordered; it is not a probability."
     if found.scale is not None:
         low, high = found.scale
         legend = f"predicted: the model's rating, from {low:g} to {high:g}."
@@ -101,11 +103,13 @@ def listed(title: str, items: list[Item], *, rated: bool, first: bool = False) -
     names = ["predicted", *(["rated"] if rated else [])]
     for name in reversed(names) if first else names:
         made.add_column(name, justify="right", no_wrap=True)
-    made.add_column(
-        "title" if any(item.title != item.id for item in items) else "item", overflow="fold"
-    )
+    titled = any(item.title != item.id for item in items)
+    if titled:
+        made.add_column("id", justify="right", no_wrap=True)
+    made.add_column("title" if titled else "item", overflow="fold")
     for item in items:
         own = "" if item.rating is None else f"{item.rating:g}"
         cells = [score(item.predicted, digits=2), *([own] if rated else [])]
-        made.add_row(*(reversed(cells) if first else cells), escape(item.title))
+        called = [item.id, item.title] if titled else [item.title]
+        made.add_row(*(reversed(cells) if first else cells), *map(escape, called))
     return made

@@ -22,6 +22,7 @@ import numpy as np
 from tessera.data import published
 from tessera.data.clicks import Log, check, click_data, numbered
 from tessera.data.examples import NONE, ClientData
+from tessera.data.row_names import RowNames
 from tessera.errors import ConfigError
 
 _TITLE: Final = "Ad Display/Click Data on Taobao.com"
@@ -94,6 +95,7 @@ def alimama(
         history=history,
         category_of=numbered(category[first])[0],
         facts=facts,
+        ids={"user": RowNames.of(clients), "item": RowNames.of(catalogue)},
     )
 
 
@@ -134,4 +136,5 @@ def alimama_sample(folder: Path | str | None = None, *, history: int = 20) -> Cl
             "click": "the ad was clicked",
             "order": "as in the file: the prepared form has no times",
         },
+        ids={"user": RowNames.of(clients), "item": RowNames.of(ads)},
     )

@@ -16,6 +16,7 @@ import numpy as np
 from tessera.data import published, values
 from tessera.data.clicks import Ints, Log, check, click_data, numbered, offsets, windows
 from tessera.data.examples import ClientData
+from tessera.data.row_names import RowNames
 
 SOURCE: Final = published.Source(
     title="Amazon electronics as prepared for FedSubAvg",
@@ -64,6 +65,7 @@ def amazon(folder: Path | str | None = None, *, history: int = 20) -> ClientData
             "click": "a rating of five stars",
             "target items": len(np.unique(item)),
         },
+        ids={"user": RowNames.of(clients), "item": RowNames.of(known[shift:])},
     )
 
 

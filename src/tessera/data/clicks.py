@@ -15,7 +15,7 @@ a round is the engine's business.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.data.examples import LABEL, NONE, ClientData, Examples, Pools
+from tessera.data.row_names import RowNames
 from tessera.errors import ConfigError, MisuseError
 
 Ints = npt.NDArray[np.int64]
@@ -96,6 +97,8 @@ def click_data(
     categories: int | None = None,
     given: Ints | None = None,
     extra: Mapping[str, npt.NDArray[Any]] | None = None,
+    ids: Mapping[str, RowNames] | None = None,
+    titles: Sequence[str] = (),
     rate: bool = True,
     facts: Mapping[str, Any] | None = None,
 ) -> ClientData:
@@ -104,7 +107,8 @@ def click_data(
     `held` says how many rows of each user are its test part, if not the usual share; `pools` what
     negatives without an item are to be drawn from. `categories`
     is how many there are, if not just those of `category_of`. `given` has histories that came with
-    the data, one row per interaction, in place of ours; `extra` further fields. Sampled negatives
+    the data, one row per interaction, in place of ours; `extra` further fields; `ids` and `titles`
+    what users and items are called. Sampled negatives
     stand in a fixed pattern beside the positives, which a running click rate would reveal: such
     logs are made with `rate=False`.
     """
@@ -139,6 +143,8 @@ def click_data(
         test_offsets=offsets(held),
         sizes=sizes,
         category_of=category_of,
+        ids=ids or {},
+        titles=titles,
         undrawn=pools,
         facts={
             **(facts or {}),
@@ -230,7 +236,7 @@ def with_negatives(
     catalogue: Ints | None = None,
     test_share: float = TEST_SHARE,
 ) -> Sampled:
-    """Beside every interaction, places for `each` items that its user never touches, not clicked.
+    """Beside every interaction, places for `each` items that its user does not have, not clicked.
 
     The item there is NONE until each client draws its own (`data/negatives.py`), evenly from the
     catalogue. Without one, those of the training part are drawn from the items that occur there and
@@ -247,9 +253,13 @@ def with_negatives(
         )
     counts = np.bincount(log.user, minlength=users).astype(np.int64)
     tested = in_last(counts, last_part(counts, test_share))
-    own = np.unique(log.user * items + log.item)
+    pair = log.user * items + log.item
     pools, beside = [], []
-    for part in (np.flatnonzero(~tested), np.flatnonzero(tested)):
+    # What is held out may be a negative of the training part, never one of the test part.
+    for part, own in (
+        (np.flatnonzero(~tested), np.unique(pair[~tested])),
+        (np.flatnonzero(tested), np.unique(pair)),
+    ):
         pool = np.unique(log.item[part]) if catalogue is None else catalogue
         inside = own[np.isin(own % items, pool)]
         free = len(pool) - np.bincount(inside // items, minlength=users)

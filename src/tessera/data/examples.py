@@ -7,7 +7,7 @@ the examples `offsets[i] : offsets[i + 1]`, oldest first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -72,7 +72,7 @@ class ClientData:
     people are not clients), `category_of` the
     public map from items to categories where there is one. `facts` says in words what this is:
     source, counts, split, and whether it is a sample. `ids` has the names of those kinds of
-    ids that have any of their own.
+    ids that have any of their own, `titles` what people call each item, where that is known.
 
     With `undrawn` the examples whose `item` is NONE are negatives that nobody has drawn yet: each
     client does, from a secret of its own (`data/negatives.py`). Whatever is counted here is the
@@ -88,6 +88,7 @@ class ClientData:
     category_of: npt.NDArray[np.int64] | None = field(default=None, repr=False)
     facts: Mapping[str, Any] = field(default_factory=dict)
     ids: Mapping[str, RowNames] = field(default_factory=dict, repr=False)
+    titles: Sequence[str] = field(default=(), repr=False)
     public_rows: bool = True  # which ids there are is known whatever the examples are
     undrawn: Pools | None = field(default=None, repr=False)
 
@@ -100,6 +101,8 @@ class ClientData:
                 raise MisuseError(f"{self.name}: offsets do not span the {what} examples")
         if len(self.offsets) != len(self.test_offsets):
             raise MisuseError(f"{self.name}: training and test parts are of different clients")
+        if self.titles and len(self.titles) != self.sizes["item"]:
+            raise MisuseError(f"{self.name}: not one title per item")
         if not len(self.train):
             raise ConfigError(f"{self.name}: no training examples", hint="is the data set empty?")
 
@@ -115,6 +118,10 @@ class ClientData:
     def names_of(self, kind: str) -> RowNames:
         """The names of the ids of a kind; where there are none, their rows as text."""
         return self.ids.get(kind) or RowNames.numbered(self.sizes[kind])
+
+    def title_of(self, item: int) -> str:
+        """What people call the item in this row: its title, or else its id."""
+        return self.titles[item] if self.titles else self.names_of("item").name(item)
 
     def of(self, client: int) -> Examples:
         """One client's training examples."""

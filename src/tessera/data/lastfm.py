@@ -30,6 +30,7 @@ from tessera.data.ratings import (
     RatingData,
     rating_data,
 )
+from tessera.data.row_names import RowNames
 from tessera.data.tags import Tagging, tag_attributes
 from tessera.errors import ConfigError
 
@@ -75,6 +76,7 @@ def ratings_lastfm(
         step=1.0,
         item_attributes=tag_attributes(tagging, items=len(ids), columns=columns),
         profiles=Attributes.of({}, rows=len(clients)),
+        ids={"user": RowNames.of(clients), "item": RowNames.of(ids)},
         titles=names,
         split=split,
         test_share=test_share,

@@ -32,6 +32,7 @@ from tessera.data.ratings import (
     rating_data,
     standardised,
 )
+from tessera.data.row_names import RowNames
 from tessera.data.subjects import at_clients, held_by
 from tessera.data.tags import Tagging, tag_attributes
 from tessera.errors import ConfigError
@@ -201,6 +202,7 @@ def shops_1m(
         data,
         name="shops-1m",
         profiles=Attributes.of({}, rows=shops),
+        ids={"subject": data.ids["user"], "item": data.ids["item"]},
         **held_by(
             data,
             at_clients(person, clients=shops, each=shops_each, seed=seed),
@@ -257,6 +259,8 @@ def _read(
             "click": f"a rating of {LIKED} or 5",
             "rated items": len(np.unique(item)),
         },
+        ids={"user": RowNames.of(clients), "item": RowNames.of(movies.ids)},
+        titles=movies.titles,
     )
 
 
@@ -306,6 +310,7 @@ def _ratings(
         step=layout.step,
         item_attributes=Attributes.of(described, rows=len(movies.ids)),
         profiles=Attributes.of(profiles, rows=len(ids)),
+        ids={"user": RowNames.of(ids), "item": RowNames.of(movies.ids)},
         titles=movies.titles,
         split=split,
         test_share=test_share,

@@ -4,8 +4,13 @@ A reader leaves their places empty (`clicks.with_negatives`), and a run fills th
 each client's from a secret of its own that lasts as long as the client: once, and for good. Drawn
 by a public seed they would show whose they are: whoever knows the seed and a client's place in the
 data could draw them again, and find them among the rows of its group. Drawn anew in every period
-they would leave the client's own rows in the intersection. Central training draws them in the same
-way, so that under the same entropy all schemes have the same examples.
+they would leave the client's own rows in the intersection.
+
+Of the training part, whatever the user does not have there may be drawn, what is held out of it
+included: if that were left out, a model could tell it by its never being a negative.
+
+Central training draws them in the same way, so that under the same entropy all schemes have the
+same examples.
 """
 
 from __future__ import annotations
@@ -31,11 +36,9 @@ def draw(data: ClientData, secret_of: SecretOf) -> ClientData:
         return data
     secrets = [secret_of(client) for client in range(data.clients)]
     items = data.sizes["item"]
-    pairs = [part["user"] * items + part["item"] for part in (data.train, data.test)]
-    touched = [part["item"] != NONE for part in (data.train, data.test)]
-    own = np.unique(np.concatenate([p[t] for p, t in zip(pairs, touched, strict=True)]))
+    trained, tested = (_pairs(part, items) for part in (data.train, data.test))
 
-    def filled(name: str, part: Examples, offsets: Ints, pool: Ints) -> Examples:
+    def filled(name: str, part: Examples, offsets: Ints, pool: Ints, own: Ints) -> Examples:
         empty = np.flatnonzero(part["item"] == NONE)
         if not len(empty):
             return part
@@ -50,19 +53,32 @@ def draw(data: ClientData, secret_of: SecretOf) -> ClientData:
 
     return replace(
         data,
-        train=filled("train", data.train, data.offsets, data.undrawn.train),
-        test=filled("test", data.test, data.test_offsets, data.undrawn.test),
+        train=filled("train", data.train, data.offsets, data.undrawn.train, trained),
+        test=filled(
+            "test",
+            data.test,
+            data.test_offsets,
+            data.undrawn.test,
+            np.union1d(trained, tested),
+        ),
         undrawn=None,
     )
 
 
+def _pairs(part: Examples, items: int) -> Ints:
+    """user * items + item of what users touched, ascending."""
+    touched = part["item"] != NONE
+    return np.unique(part["user"][touched] * items + part["item"][touched])
+
+
 def draw_own(data: ClientData, client: int, secret: Secret) -> Examples:
     """One client's training examples with its negatives, as it draws them by itself."""
-    train, test = data.of(client), data.test_of(client)
+    train = data.of(client)
     if data.undrawn is None or not len(train):
         return train
-    ends = np.array([[0, len(train)], [0, len(test)]])
-    alone = replace(data, train=train, offsets=ends[0], test=test, test_offsets=ends[1])
+    ends = np.array([[0, len(train)], [0, 0]])
+    none = data.test.take(slice(0))
+    alone = replace(data, train=train, offsets=ends[0], test=none, test_offsets=ends[1])
     return draw(alone, lambda _: secret).train
 
 

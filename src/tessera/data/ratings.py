@@ -35,6 +35,7 @@ from tessera.crypto.prg import CoinStream, Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.data.clicks import offsets
 from tessera.data.examples import LABEL, ClientData, Examples
+from tessera.data.row_names import RowNames
 from tessera.errors import ConfigError, MisuseError
 
 Ints = npt.NDArray[np.int64]
@@ -92,12 +93,11 @@ class RatingData(ClientData):
     step: float
     items: Attributes
     profiles: Attributes
-    titles: Sequence[str] = field(repr=False)
 
     def __post_init__(self) -> None:
         ClientData.__post_init__(self)
-        if len(self.items.values) != self.sizes["item"] or len(self.titles) != self.sizes["item"]:
-            raise MisuseError(f"{self.name}: not one row of attributes and one title per item")
+        if len(self.items.values) != self.sizes["item"]:
+            raise MisuseError(f"{self.name}: not one row of attributes per item")
         if len(self.profiles.values) != self.clients:
             raise MisuseError(f"{self.name}: not one row of attributes per client")
 
@@ -122,6 +122,7 @@ def rating_data(
     seed: int = 0,
     part: str = "test",
     held: Mask | None = None,
+    ids: Mapping[str, RowNames] | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> RatingData:
     """Ratings in any order as clients' examples, by the rules above.
@@ -195,6 +196,7 @@ def rating_data(
         step=step,
         items=attributes,
         profiles=_known(profiles)[0],
+        ids=ids or {},
         titles=titles,
     )
 

@@ -35,6 +35,11 @@ class RowNames:
             raise ConfigError(f"{len(self.names)} ids with {len(self.rows)} rows")
 
     @classmethod
+    def of(cls, ids: npt.NDArray[Any]) -> RowNames:
+        """The ids by row, as text."""
+        return cls([str(one) for one in ids.tolist()])
+
+    @classmethod
     def numbered(cls, size: int) -> RowNames:
         """For data whose ids are its rows."""
         return cls([str(row) for row in range(size)])

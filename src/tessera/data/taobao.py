@@ -4,7 +4,7 @@ The file lists what users did with items: looked (pv), put into the cart, marked
 bought. Nobody wrote down what was shown and left alone, so a click has to be defined:
 
 - `opened` (the default): the first thing a user does with an item is a click; beside it stand
-  items that this user never touched, drawn evenly from those of the same part (training or
+  items that this user does not have, drawn evenly from those of the same part (training or
   test), which are not. The list of items and their categories is public, and every client draws
   them itself (`data/negatives.py`). The history tells them apart: users come back to categories.
 - `wanted`: every event is an example; cart, favourite and buy are clicks, a look is not. The
@@ -23,6 +23,7 @@ import numpy as np
 from tessera.data import published, values
 from tessera.data.clicks import Ints, Log, check, click_data, numbered, with_negatives
 from tessera.data.examples import ClientData
+from tessera.data.row_names import RowNames
 from tessera.errors import ConfigError
 
 SOURCE: Final = published.Source(
@@ -92,7 +93,7 @@ def taobao(
         log, held, pools = sampled.log, sampled.held, sampled.pools
         facts["click"] = (
             "the first event of a user with an item; each beside "
-            f"{negatives} drawn evenly from items of the same part that the user never touched"
+            f"{negatives} drawn evenly from items of the same part that the user does not have"
         )
     return click_data(
         _NAME,
@@ -105,6 +106,7 @@ def taobao(
         category_of=category_of,
         rate=label == "wanted",
         facts=facts,
+        ids={"user": RowNames.of(clients), "item": RowNames.of(items)},
     )
 
 

@@ -50,7 +50,8 @@ class Item:
 class Recommendations:
     """What a client would be shown, and what it rated or clicked before.
 
-    `scale` is that of ratings; without one `predicted` is the probability of a click.
+    `scale` is that of ratings; without one `predicted` is the probability of a click, or, where
+    what was not clicked was drawn and never shown, a `score` that only orders items.
     """
 
     run: str
@@ -64,6 +65,7 @@ class Recommendations:
     recommended: list[Item]
     past: list[Item]
     user: str = ""
+    score: bool = False
 
 
 def recommendations(
@@ -101,18 +103,19 @@ def recommendations(
     else:
         whole = _shown(given, client, rows)
     scores, rounds = _scores(log, task, whole)
+    chances = task.metric.name == "AUC" and given.undrawn is None
     scale = (given.low, given.high) if isinstance(given, RatingData) else None
     if scale is not None:
         scores = np.clip(scores, *scale)
-    elif task.metric.name == "AUC":
+    elif chances:
         scores = np.exp(-np.logaddexp(0.0, -scores))
     own, tested = _known(given.of(client), scale), _known(given.test_of(client), scale)
     names = given.names_of("item")
 
     def entry(at: int, rating: float | None) -> Item:
         row = int(rows[at])
-        title = given.titles[row] if isinstance(given, RatingData) else names.name(row)
-        return Item(row, title, round(float(scores[at]), 4), rating, names.name(row))
+        score = round(float(scores[at]), 4)
+        return Item(row, given.title_of(row), score, rating, names.name(row))
 
     place = {int(row): at for at, row in enumerate(rows)}
     order = [int(at) for at in np.argsort(-scores, kind="stable") if int(rows[at]) not in own]
@@ -132,6 +135,7 @@ def recommendations(
         recommended=[entry(at, tested.get(int(rows[at]))) for at in order[:top]],
         past=[entry(place[item], own[item]) for item in liked[:past] if item in place],
         user=given.names_of("user").name(client) if "user" in given.sizes else str(client),
+        score=scale is None and not chances,
     )
 
 
