@@ -90,9 +90,8 @@ def test_there_is_an_entry_for_every_scheme_a_plan_may_have() -> None:
 def test_an_entry_says_everything(entry: SchemeEntry) -> None:
     assert entry.title
     assert entry.description.endswith(".")
-    optional = {"plan_of_groups": entry.randomises, "plan_with_union": entry.two_servers}
     for part in fields(Knowledge):
-        assert bool(getattr(entry.knowledge, part.name)) is optional.get(part.name, True), part.name
+        assert getattr(entry.knowledge, part.name), part.name
     assert bool(entry.no_epsilon) is not entry.randomises
     assert bool(entry.no_epsilon_because) is (entry.hides and not entry.randomises)
 
@@ -105,8 +104,18 @@ def test_its_properties_are_those_that_its_plan_goes_by(entry: SchemeEntry) -> N
         scheme.hides,
         scheme.by_rows,
     )
-    assert schemes.of(Plan(scheme=scheme, cohort=6)) is entry
+    assert schemes.of(Plan(scheme=scheme, cohort=6, index_privacy="cpp4")) is entry
     assert schemes.named(entry.name) is entry
+
+
+def test_other_keys_of_a_plan_make_a_variant_of_its_scheme() -> None:
+    groups = Plan(scheme="secure-submodel", cohort=6, index_privacy="groups")
+    narrow = Plan(scheme="two-server", cohort=6, two_server={"domain": "union"})
+    for plan, variant in ((groups, schemes.GROUPED), (narrow, schemes.NARROWED)):
+        assert schemes.of(plan) is variant and variant.scheme is plan.scheme
+        assert variant.knowledge.plan != SCHEMES[plan.scheme].knowledge.plan
+    assert [p.name for p in schemes.NARROWED.phases(narrow)][:2] == ["advertise", "share"]
+    assert schemes.NARROWED.rows.union and not SCHEMES[narrow.scheme].rows.union
 
 
 def test_there_is_one_way_to_be_unfederated_and_masks_hide() -> None:

@@ -99,9 +99,9 @@ def test_a_round_has_the_phases_and_messages_of_its_scheme(
     )
     events = list(federation.round())
     closed = [(e.phase, e.visit) for e in events if isinstance(e, PhaseClosed)]
-    planned = [(p.name, p.visit) for p in SCHEMES[scheme].phases(plan)]
+    planned = [(p.name, p.visit) for p in schemes.of(plan).phases(plan)]
     assert [phase for phase in planned if phase in closed] == closed
-    answered = {(p.name, p.visit) for p in SCHEMES[scheme].phases(plan) if p.dropouts}
+    answered = {(p.name, p.visit) for p in schemes.of(plan).phases(plan) if p.dropouts}
     assert answered <= set(closed)
     (finished,) = (e for e in events if isinstance(e, RoundFinished))
     for measured in (finished.bytes_up, finished.bytes_down, finished.client_seconds):

@@ -225,7 +225,7 @@ def describe(
         "scheme": plan.scheme.value,
         "cohort": plan.cohort,
         "ring_bits": plan.ring.bits,
-        "server_learns": entry.learned(plan),
+        "server_learns": entry.knowledge.plan,
         "assumed": {
             "rows_per_client": forecast.rows_per_client,
             "holders": "given" if forecast.given_holders else "even",

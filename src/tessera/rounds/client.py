@@ -75,8 +75,7 @@ class ClientRound(TrainingClient):
 
     def _set_up(self, setup: ClientRoundSetup) -> None:
         super()._set_up(setup)
-        agreed = resolve(setup.plan)
-        self._rows, self._sum, self._cohorts = agreed.rows, setup.sum, agreed.cohorts
+        self._sum, self._cohorts = setup.sum, resolve(setup.plan).cohorts
         self._selected: tuple[Any, Selection] | None = None  # of this question, worked out once
 
     def _supplied(self) -> Mapping[str, Any]:

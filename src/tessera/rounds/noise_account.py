@@ -37,7 +37,6 @@ from tessera.privacy.dp.events import (
     THE_POPULARITY,
     THE_SETUP_SUM,
     THE_SHARING,
-    THE_UNION,
     WHICH_ROWS,
     Bounds,
     ExactRelease,
@@ -60,6 +59,7 @@ from tessera.rounds import schemes
 from tessera.rounds.clipped_vector import (
     SumBounds,
 )
+from tessera.rounds.rows import Rows
 from tessera.rounds.schemes import SchemeEntry
 
 if TYPE_CHECKING:
@@ -93,6 +93,11 @@ class Noise:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+
+    @cached_property
+    def rows(self) -> Rows:
+        """How the plan's clients choose rows."""
+        return schemes.of(self.plan).rows
 
     @property
     def dp(self) -> DPPlan:
@@ -454,7 +459,7 @@ class AddedNoise(Noise):
     def _released(self, *, setup: bool) -> tuple[str, ...]:
         """What this plan releases exactly beside its scheme; `setup`: its task has a set-up sum."""
         plan = self.plan
-        found = [THE_UNION] if plan.narrows else []
+        found = [*self.rows.opened_first]
         if setup and not self.dp.setup:
             found.append(THE_SETUP_SUM)
         if plan.security.sharing is Sharing.AUTO:
@@ -568,9 +573,8 @@ class AddedNoise(Noise):
     def charge(self, ledger: Ledger, round_id: RoundId) -> None:
         self._bound(ledger)
         plan = self.plan
-        known = (THE_UNION,) if plan.has_union and not schemes.of(plan).two_servers else ()
         for what in self.exact:
-            if what not in known:
+            if what not in self.rows.charged_with_answers:
                 exact = ExactRelease(federation=plan.federation, round_id=round_id, what=what)
                 ledger.spend(exact, reason=f"round {round_id}: {what}")
         for event in self.events(round_id):

@@ -91,23 +91,33 @@ PLAIN: Final = CostCategories(
 
 
 def masked_phases(plan: Plan) -> tuple[Phase, ...]:
-    """Keys once, then for each stage its sum; rows are named between the union and the update."""
-    active = plan.security.threat is Threat.ACTIVE
-    found = [Phase("advertise", 0, KEYS, dropouts=True), Phase("share", 0, KEYS, dropouts=True)]
-    if plan.has_union:
-        found += _masked_sum(0, union=True, active=active, dropouts=True)
-        found.append(Phase("reveal", 0, CHOICE, dropouts=True))
-    found += _masked_sum(int(plan.has_union), union=False, active=active, dropouts=True)
-    return tuple(found)
+    """Keys, then the sum."""
+    return (*_masked_keys(dropouts=True), *_masked_update(plan, 0))
 
 
-def _masked_sum(visit: int, *, union: bool, active: bool, dropouts: bool) -> list[Phase]:
-    categories = {"collect": UNION if union else UPDATE, "consistency": UNMASK, "unmask": UNMASK}
-    return [
-        Phase(name, visit, UNION if union else category, dropouts)
-        for name, category in categories.items()
-        if active or name != "consistency"
-    ]
+def masked_row_phases(plan: Plan) -> tuple[Phase, ...]:
+    """Keys once, then the sum of the union, the rows that are named, and the sum of updates."""
+    return (
+        *_masked_keys(dropouts=True),
+        *_masked_union(active=plan.security.threat is Threat.ACTIVE, dropouts=True),
+        Phase("reveal", 0, CHOICE, dropouts=True),
+        *_masked_update(plan, 1),
+    )
+
+
+def _masked_keys(*, dropouts: bool) -> list[Phase]:
+    return [Phase(name, 0, KEYS, dropouts) for name in ("advertise", "share")]
+
+
+def _masked_union(*, active: bool, dropouts: bool) -> list[Phase]:
+    names = ("collect", "consistency", "unmask") if active else ("collect", "unmask")
+    return [Phase(name, 0, UNION, dropouts) for name in names]
+
+
+def _masked_update(plan: Plan, visit: int) -> list[Phase]:
+    checks = ["consistency"] if plan.security.threat is Threat.ACTIVE else []
+    after = [Phase(name, visit, UNMASK, dropouts=True) for name in (*checks, "unmask")]
+    return [Phase("collect", visit, UPDATE, dropouts=True), *after]
 
 
 MASKED: Final = CostCategories(
@@ -157,22 +167,23 @@ MASKED: Final = CostCategories(
 # --- two servers ----------------------------------------------------------------------------------
 
 
-def two_server_phases(plan: Plan) -> tuple[Phase, ...]:
-    """A union first where tables are narrowed, always summed in the active setting."""
-    found: list[Phase] = []
-    if plan.narrows:
-        found += [Phase("advertise", 0, KEYS, dropouts=False), Phase("share", 0, KEYS, False)]
-        found += _masked_sum(0, union=True, active=True, dropouts=False)
-    found += [
+def two_server_phases(plan: Plan, collect: int = 0) -> tuple[Phase, ...]:
+    """Rows are read, then written; `collect` is the visit of the phase that collects reports."""
+    return (
         Phase("handshake", 0, KEYS, dropouts=False),
         Phase("query", 0, ROWS_DOWN, dropouts=True),
         Phase("answer", 0, ROWS_DOWN, dropouts=False),
-        Phase("collect", int(plan.narrows), UPDATE, dropouts=True),
+        Phase("collect", collect, UPDATE, dropouts=True),
         *([Phase("check", 0, UNMASK, dropouts=False)] if plan.two_server.verify else []),
         Phase("exclude", 0, UNMASK, dropouts=False),
         Phase("open", 0, UNMASK, dropouts=False),
-    ]
-    return tuple(found)
+    )
+
+
+def narrowed_phases(plan: Plan) -> tuple[Phase, ...]:
+    """A union first, always summed in the active setting."""
+    union = _masked_union(active=True, dropouts=False)
+    return (*_masked_keys(dropouts=False), *union, *two_server_phases(plan, collect=1))
 
 
 TWO_SERVER: Final = MASKED + CostCategories(

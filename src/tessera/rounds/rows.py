@@ -18,8 +18,14 @@ class Rows:
     """Whether clients answer at random about a union's rows: a quorum and an epsilon apply."""
     capped: bool = False
     """Whether `max_rows` bounds what a client names, so that sizes tell nothing."""
+    union: bool = False
+    """Whether a round begins with a private set union of the cohort's rows."""
     exact: tuple[str, ...] = ()
     """What a round releases without noise of who holds which row."""
+    opened_first: tuple[str, ...] = ()
+    """Likewise before it sums anything else, and so whatever has noise."""
+    charged_with_answers: tuple[str, ...] = ()
+    """What of it a client is charged for when it freezes its answers."""
 
     def held(self, plan: Plan, rows: int) -> int:
         """How many of so many rows of a table a client may use."""
@@ -40,8 +46,8 @@ class NamedRows(Rows):
 class RandomisedRows(Rows):
     """By randomised answers about the cohort's union."""
 
-    chosen = randomised = capped = True
-    exact = (THE_UNION,)
+    chosen = randomised = capped = union = True
+    exact = charged_with_answers = (THE_UNION,)
 
     def held(self, plan: Plan, rows: int) -> int:
         return max(1, min(round(plan.privacy.keep * rows), plan.union.max_rows))
@@ -55,3 +61,10 @@ class UnseenRows(Rows):
 
     def held(self, plan: Plan, rows: int) -> int:
         return min(rows, plan.union.max_rows)
+
+
+class NarrowedRows(UnseenRows):
+    """Likewise, inside the union of the cohort's rows, which opens first."""
+
+    union = True
+    opened_first = (THE_UNION,)

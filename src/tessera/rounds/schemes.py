@@ -18,7 +18,14 @@ from tessera.plan import Plan, Scheme
 from tessera.plan.reference import texts_of
 from tessera.rounds import phases
 from tessera.rounds.phases import CostCategories, Phase
-from tessera.rounds.rows import ListedRows, NamedRows, RandomisedRows, Rows, UnseenRows
+from tessera.rounds.rows import (
+    ListedRows,
+    NamedRows,
+    NarrowedRows,
+    RandomisedRows,
+    Rows,
+    UnseenRows,
+)
 from tessera.rounds.sums import MaskedSum, PlainSum, Sum
 from tessera.rounds.two_server.shared_sum import SharedSum
 
@@ -31,8 +38,6 @@ class Knowledge:
     clients: str
     honest: str
     plan: str
-    plan_of_groups: str = ""
-    plan_with_union: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +99,6 @@ class SchemeEntry:
     def capped(self) -> bool:
         """Whether `max_rows` bounds what a client names, so that sizes tell nothing."""
         return self.rows.capped
-
-    def learned(self, plan: Plan) -> str:
-        """What the server learns in a round by this plan, in one clause."""
-        if plan.grouped:
-            return self.knowledge.plan_of_groups
-        return self.knowledge.plan_with_union if plan.narrows else self.knowledge.plan
 
     def phase(self, plan: Plan, name: str, visit: int) -> Phase:
         """The phase of a round by this plan; `MisuseError` if it does not come to it."""
@@ -194,7 +193,7 @@ _ENTRIES: Final = (
         title="submodel, secure",
         sum=MaskedSum(),
         rows=RandomisedRows(),
-        phases=phases.masked_phases,
+        phases=phases.masked_row_phases,
         costs=phases.MASKED,
         knowledge=Knowledge(
             server="The union of the rows of each fixed group (at cpp1 to cpp5: of the cohort), "
@@ -212,8 +211,6 @@ _ENTRIES: Final = (
             "active setting) only fixed groups and cpp5 are offered.",
             plan="the union of the cohort's rows, every client's randomised index set, "
             "and the sum and count of each row",
-            plan_of_groups="of each fixed group the union of its rows, and the sum and count of "
-            "each row; which of its members holds a row only as a guess, bounded by B",
         ),
     ),
     SchemeEntry(
@@ -236,8 +233,6 @@ _ENTRIES: Final = (
             "aborted. With a union, clients too: fewer than the threshold may collude with the "
             "leader.",
             plan=f"each of them {_OPENED}",
-            plan_with_union="each of them exactly which rows the cohort has, decoys among them; "
-            f"{_OPENED}",
         ),
         no_epsilon="no index privacy applies. No server sees which rows a client fetches or "
         "writes, so nothing is randomised and no epsilon is spent; what remains is what the opened "
@@ -253,6 +248,7 @@ LISTED: Final = replace(
     SCHEMES[Scheme.SECURE_SUBMODEL],
     title="listed rows, secure",
     rows=ListedRows(),
+    phases=phases.masked_phases,
     knowledge=replace(
         SCHEMES[Scheme.SECURE_FEDAVG].knowledge,
         server="The sum over the survivors on every row of a public list, and nothing of other "
@@ -265,6 +261,25 @@ LISTED: Final = replace(
     no_epsilon_because="where no rows are named",
 )
 """Rows by a list in place of a union: what `secure-submodel` is where [dp] has the rows."""
+GROUPED: Final = replace(
+    SCHEMES[Scheme.SECURE_SUBMODEL],
+    knowledge=replace(
+        SCHEMES[Scheme.SECURE_SUBMODEL].knowledge,
+        plan="of each fixed group the union of its rows, and the sum and count of each row; which "
+        "of its members holds a row only as a guess, bounded by B",
+    ),
+)
+"""What `secure-submodel` is in fixed groups."""
+NARROWED: Final = replace(
+    SCHEMES[Scheme.TWO_SERVER],
+    rows=NarrowedRows(),
+    phases=phases.narrowed_phases,
+    knowledge=replace(
+        SCHEMES[Scheme.TWO_SERVER].knowledge,
+        plan=f"each of them exactly which rows the cohort has, decoys among them; {_OPENED}",
+    ),
+)
+"""What `two-server` is where tables are narrowed to the cohort's union."""
 WITHOUT_TABLES: Final = Scheme.SECURE_FEDAVG
 """What a plan for a model without tables has, unless it is told otherwise."""
 DEFAULT: Final = Scheme.SECURE_SUBMODEL
@@ -285,7 +300,9 @@ def check(role: str, plan: Plan, *, two_servers: bool) -> None:
 
 
 def of(plan: Plan) -> SchemeEntry:
-    return LISTED if plan.listed else SCHEMES[plan.scheme]
+    """The entry of the plan's scheme, or of what its other keys make of it."""
+    variants = ((plan.listed, LISTED), (plan.grouped, GROUPED), (plan.narrows, NARROWED))
+    return next((entry for holds, entry in variants if holds), SCHEMES[plan.scheme])
 
 
 def named(name: str, *, option: str = "scheme") -> SchemeEntry:

@@ -67,7 +67,8 @@ class TrainingClient(Follower[ClientRoundSetup]):
         schemes.check(type(self).__name__, setup.plan, two_servers=self.TWO_SERVERS)
         self.plan, self.me = setup.plan, setup.party
         self._local, self._entropy = setup.local, setup.entropy
-        self._noise = resolve(setup.plan).noise
+        agreed = resolve(setup.plan)
+        self._rows, self._noise = agreed.rows, agreed.noise
         self.clipped, self.broken = Clipped(), ""
         self.written: dict[str, Ids] = {}
         self._submodel: tuple[Any, Submodel] | None = None  # of this state, worked out once

@@ -25,7 +25,7 @@ from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import SERVER, Party, TableId
 from tessera.learning.tables.submodel import Floats, Ids, Submodel, TablePart
-from tessera.privacy.dp.events import THE_SUMS, THE_UNION
+from tessera.privacy.dp.events import THE_SUMS
 from tessera.privacy.index.period import Agreement
 from tessera.protocols.machine import (
     Left,
@@ -119,7 +119,7 @@ class TwoServerClientRound(TrainingClient):
         return self._sum.once(union, made)
 
     def _stored_domain(self, union: Kept[UnionOpened] | None) -> RoundDomain:
-        check_stored(self.plan, union)
+        check_stored(self._rows, union)
         return self._domain(union)
 
     def _own_setup(self, root: Entropy, domain: RoundDomain) -> TwoServerClientSetup:
@@ -168,8 +168,7 @@ class TwoServerClientRound(TrainingClient):
                 f"federation {plan.federation!r}",
                 "keep the decoys, or join a federation of another name",
             )
-        union = (THE_UNION,) if plan.narrows else ()
-        bare = self._noise.bare(*union, "the rows written", THE_SUMS)
+        bare = self._noise.bare(*self._rows.opened_first, "the rows written", THE_SUMS)
         local.release(plan, self.round_id, *bare)
         self._noise.charge(local.ledger, self.round_id)
         self._count_left_out(self._held())
@@ -184,7 +183,7 @@ class TwoServerClientRound(TrainingClient):
         self.prepare()
         last, self._local.last_round = self._local.last_round, self.round_id
         root = draw_root(self._entropy, self.plan, self.round_id, self.me)
-        if not self.plan.narrows:
+        if not self._rows.union:
             domain = self._domain(None)
             reader = self._sum.reader(self._own_setup(root, domain), last)
             self._move(AwaitingHeader(root=root, sum=None, domain=domain, reader=reader), b"")

@@ -43,6 +43,7 @@ from tessera.rounds import encode, select
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.noise import noise_of
 from tessera.rounds.role_setup import OverModel
+from tessera.rounds.rows import Rows
 from tessera.rounds.two_server.shared_sum import shared
 from tessera.rounds.words import RoundResult
 from tessera.wire.stored import ByDigest, Kept, Supplied
@@ -306,9 +307,9 @@ class RoundDomain:
         return cls(union, rows, two_server_params(plan, round_id, servers, rows))
 
 
-def check_stored(plan: Plan, union: Kept[UnionOpened] | None) -> None:
+def check_stored(rows: Rows, union: Kept[UnionOpened] | None) -> None:
     """A stored state has a union if the plan narrows tables to one, and otherwise none."""
-    if plan.narrows != (union is not None):
+    if rows.union != (union is not None):
         raise Malformed("a stored state with a union where there is none, or without one")
 
 

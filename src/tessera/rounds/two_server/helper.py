@@ -45,6 +45,7 @@ from tessera.protocols.two_server.write.helper import WriteHelper, WriteHelperSe
 from tessera.protocols.two_server.write.sums import TwoServerSum
 from tessera.rounds import schemes, select
 from tessera.rounds.messages import UnionOpened
+from tessera.rounds.resolve import resolve
 from tessera.rounds.role_setup import HelperRoundSetup
 from tessera.rounds.root import StoredRoot, draw_root
 from tessera.rounds.sums import InnerRole
@@ -136,6 +137,7 @@ class HelperRound(Follower[HelperRoundSetup]):
         super()._set_up(setup)
         schemes.check(type(self).__name__, setup.plan, two_servers=True)
         self.plan, self._own = setup.plan, setup.own
+        self._rows = resolve(setup.plan).rows
         self._sum, self._model = shared_sum.shared(setup.sum), ModelToServe(setup)
         # What follows from the state, worked out once.
         self._result: RoundResult | None = None
@@ -145,7 +147,7 @@ class HelperRound(Follower[HelperRoundSetup]):
         found = WokenParts()
 
         def domain(union: Kept[UnionOpened] | None) -> RoundDomain:
-            check_stored(self.plan, union)
+            check_stored(self._rows, union)
             return self._domain(union)
 
         def handshake(snapshot: bytes, messages: Mapping[bytes, bytes]) -> HelperHandshake:
@@ -166,7 +168,7 @@ class HelperRound(Follower[HelperRoundSetup]):
         }
 
     def _first(self, root: RootedEntropy) -> AwaitingUnion | Consenting:
-        if self.plan.narrows:
+        if self._rows.union:
             return AwaitingUnion(root=root)
         return self._consenting(root, self._domain(None))
 

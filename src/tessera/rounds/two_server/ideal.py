@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -438,14 +439,12 @@ class IdealSharedSum(Shared, SharedSum):
     ) -> None:
         super().__init__()
         self._party = TrustedServers(plan, round_id, dense, tables)
-        self._union: Sum = super().union
-        if plan.narrows:
-            union = TrustedParty(plan, round_id, cohort, plan.union_sum(round_id))
-            self._union = IdealSum(union)
+        self._round = (plan, round_id, cohort)
 
-    @property
+    @cached_property
     def union(self) -> Sum:
-        return self._union
+        plan, round_id, cohort = self._round
+        return IdealSum(TrustedParty(plan, round_id, cohort, plan.union_sum(round_id)))
 
     def served(self, make: Callable[[], ServedModel]) -> ServedModel:
         return NotServed()

@@ -49,6 +49,7 @@ from tessera.protocols.two_server.read.server import RetrievalLeader, RetrievalL
 from tessera.protocols.two_server.write.leader import WriteLeader, WriteLeaderSetup
 from tessera.rounds import encode, schemes, select
 from tessera.rounds.messages import UnionOpened, farewells
+from tessera.rounds.resolve import resolve
 from tessera.rounds.role_setup import ServerRoundSetup
 from tessera.rounds.root import draw_root
 from tessera.rounds.sums import ServerSetup, SumServer
@@ -117,6 +118,7 @@ class LeaderRound(Coordinator[ServerRoundSetup]):
         if own.servers is None or own.key is None:
             raise MisuseError("the leader of two servers has a key, and the helper's")
         self.plan, self.invited = plan, frozenset(setup.invited)
+        self._rows = resolve(plan).rows
         self._servers, self._key = own.servers, own.key
         self._sum, self._model = shared(setup.sum), ModelToServe(setup)
         self._union = ServerSetup(
@@ -126,7 +128,7 @@ class LeaderRound(Coordinator[ServerRoundSetup]):
         self._result: tuple[ReportsAdded, RoundResult] | None = None
 
     def _first(self, root: RootedEntropy) -> NotBegun | UnitingRows:
-        if not self.plan.narrows:
+        if not self._rows.union:
             return NotBegun(root=root)
         return UnitingRows(root=root, sum=self._sum.union.serve(self._union, root))
 
@@ -188,7 +190,7 @@ class LeaderRound(Coordinator[ServerRoundSetup]):
         found = WokenParts(sum=None)
 
         def domain(union: Kept[UnionOpened] | None) -> RoundDomain:
-            check_stored(self.plan, union)
+            check_stored(self._rows, union)
             return self._domain(union)
 
         def handshake(snapshot: bytes, messages: Mapping[bytes, bytes]) -> LeaderHandshake:
