@@ -26,7 +26,7 @@ from tessera.protocols.epochs.member import GroupMember, MemberSetup
 from tessera.protocols.epochs.messages import Fetch
 from tessera.protocols.epochs.server import EpochOpened, GroupServer, GroupServerSetup
 from tessera.protocols.machine import Outbound
-from tessera.rounds.epochs.group import PeriodRecord
+from tessera.rounds.epochs.messages import EpochWork, PeriodRecord
 
 FEDERATION = "waiting"
 RING = Ring(32)
@@ -201,6 +201,8 @@ def records() -> list[bytes]:
     keep()
     opened = run.server.opened
     assert opened is not None
-    made = (run.group, *run.group.leaves, opened.certificate, PeriodRecord(period=1, cutoff=0))
+    record = PeriodRecord(period=1, cutoff=0)
+    work = EpochWork(assignment=b"assignment", record=record, union=b"union", base=b"base")
+    made = (run.group, *run.group.leaves, opened.certificate, record, work)
     found += [wire.encode(each) for each in made]
     return found

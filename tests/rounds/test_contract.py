@@ -23,6 +23,8 @@ from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.machine import Left
 from tessera.rounds.client import ClientRound
 from tessera.rounds.client_states import NotStarted, TrainedModel
+from tessera.rounds.epochs.client import EpochClient
+from tessera.rounds.epochs.server import EpochServer
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.role_setup import ClientRoundSetup, ServerParty, ServerRoundSetup
 from tessera.rounds.server import RoundStopped, ServerRound
@@ -165,9 +167,9 @@ def test_contract(case: Case, check: Callable[[Case], None]) -> None:
 
 
 def test_no_role_of_the_rounds_is_left_out():
-    """Those between two servers have recorded rounds of their own (`two_server/`)."""
-    between = {TwoServerClientRound, LeaderRound, HelperRound}
-    assert contract.roles_in("tessera.rounds") == {ClientRound, ServerRound} | between
+    """Others have recorded rounds of their own (`two_server/`, `epochs/`)."""
+    others = {TwoServerClientRound, LeaderRound, HelperRound, EpochClient, EpochServer}
+    assert contract.roles_in("tessera.rounds") == {ClientRound, ServerRound} | others
 
 
 def test_the_recorded_rounds_have_both_roles_and_every_state_of_them():

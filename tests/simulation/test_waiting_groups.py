@@ -17,9 +17,9 @@ from tessera.errors import MisuseError
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.tables.table import LazyTable
 from tessera.protocols.epochs.chain import EpochKind
-from tessera.protocols.epochs.member import GroupMember, MemberSetup
-from tessera.protocols.epochs.server import GroupServer, GroupServerSetup
-from tessera.rounds.epochs.group import CarriedVectors, GroupEpochs, MemoryVectors
+from tessera.rounds.epochs.client import EpochClient, EpochClientSetup
+from tessera.rounds.epochs.group import MemoryVectors
+from tessera.rounds.epochs.server import EpochServer, EpochServerSetup
 from tessera.simulation.epochs import EpochFederation
 from tessera.simulation.faults import Drop
 from tessera.simulation.subcohort import one_by_one
@@ -191,38 +191,43 @@ def test_a_union_that_does_not_decode_is_asked_for_again_under_another_salt(monk
 
 
 def test_sums_under_masks_are_those_in_memory():
-    """The same epochs by the protocol's roles: header for header and word for word."""
+    """The same epochs by the roles of a client and a server: header for header, word for word."""
     fed = waiting(4, cohort=4)
     (memory,) = fed.epochs.groups
     entropy = ScriptedEntropy(b"population")
     signers = identities(memory.group.members, entropy, fed.plan.federation)
-    server = GroupServer(GroupServerSetup(group=memory.group))
-    carried = GroupEpochs(fed.plan, memory.group, CarriedVectors(server))
-    roles = {}
+    server = EpochServer(EpochServerSetup(plan=fed.plan, group=memory.group))
+    roles, apart = {}, members(4)
     for client in memory.group.members:
-        setup = MemberSetup(group=memory.group, party=client, key=signers[client].key)
-        roles[client], out = GroupMember.join(setup, entropy=entropy)
+        setup = EpochClientSetup(
+            plan=fed.plan,
+            group=memory.group,
+            party=client,
+            key=signers[client].key,
+            local=apart[client].local,
+            entropy=entropy,
+        )
+        roles[client], out = EpochClient.join(setup)
         server.receive(client, out[0].data)
     results = []
     for visit in range(3):
         mine = memory.opened(fed.model, RoundId(0))
-        assert carried.opened(fed.model, RoundId(0)).header == mine.header
+        server.open_next(fed.model, RoundId(0))
         for client, role in roles.items():
             (answer,) = server.receive(client, role.fetch(visit)[0].data)
-            assert role.receive(SERVER, answer.data) == []
-            assert role.due == mine.header
-            one = fed._visit(client, RoundId(0))
-            assert role.coins.root == one.coins.root  # and so is all that follows from it
+            out, one = role.receive(SERVER, answer.data), fed._visit(client, RoundId(0))
             if mine.header.kind is EpochKind.UNION:
                 words = one.union_words()
             else:
+                assert role.due == mine.header
+                assert role.coins == fed.coins(RoundId(0), client)
+                out = role.supply(trainer(client)(role.pending))
                 words = one.update_words(trainer(client)(one.fetch()))
             memory.vectors.add(client, words)
-            assert carried.vectors.total is None
-            (delivery,) = role.deliver(words, entropy=entropy)
-            server.receive(client, delivery.data)
+            assert not server.full
+            server.receive(client, out[0].data)
         noise = entropy.secret("noise of a server")
-        results.append([each.take(fed.model, noise) for each in (memory, carried)])
+        results.append([each.take(fed.model, noise) for each in (memory, server)])
     assert results[0] == [None, None]
     for here, there in results[1:]:
         np.testing.assert_array_equal(here.dense, there.dense)

@@ -142,6 +142,7 @@ MASKED: Final = CostCategories(
             "Deposit": KEYS,
             "Fetch": ROWS_DOWN,
             "Assignment": ROWS_DOWN,
+            "EpochWork": ROWS_DOWN,
             "ComeBack": ROWS_DOWN,
             "Delivery": UPDATE,
         }
@@ -159,6 +160,7 @@ MASKED: Final = CostCategories(
             "SurvivorList": UNMASK,
             "ConsistencyProof": UNMASK,
             "Assignment": UPDATE,
+            "EpochWork": UPDATE,
             "ComeBack": UPDATE,
         }
     ),

@@ -26,30 +26,19 @@ from tessera.plan import Plan
 from tessera.protocols.epochs.chain import EpochHeader, EpochKind
 from tessera.protocols.epochs.group import FixedGroup
 from tessera.protocols.epochs.server import GroupServer
+from tessera.protocols.machine import REASON
 from tessera.rounds import encode, select
 from tessera.rounds.delivery import SentModel
+from tessera.rounds.epochs.messages import MaybeUnion, PeriodRecord, header_of
 from tessera.rounds.epochs.vectors import UpdateLayout
-from tessera.rounds.messages import Download, UnionOpened
+from tessera.rounds.messages import Download
 from tessera.rounds.resolve import resolve
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.words import RoundResult
-from tessera.wire.stored import Kept
+from tessera.wire.stored import ByDigest, Kept
 
 UNDECODED: Final = "its unions do not decode"
 OUTSIDE: Final = "its sums are not those of honest members"
-
-
-@wire.record(tag=0x0210)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeriodRecord:
-    """What a period is: examples and rows are those up to `cutoff`, which has passed.
-
-    In seconds since 1970; 0: all data there are, in a simulation, where everything is there from
-    the beginning.
-    """
-
-    period: Annotated[int, wire.U32]
-    cutoff: Annotated[int, wire.U64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +61,11 @@ class OpenEpoch:
 
     header: EpochHeader
     record: PeriodRecord
-    union: Kept[UnionOpened] | None = field(repr=False)
-    base: Kept[Download] | None = field(repr=False)
+    union: MaybeUnion = field(repr=False)
+    base: Annotated[Kept[Download] | None, wire.Maybe(ByDigest(Download))] = field(repr=False)
     """None in a union's epoch."""
-
-    @property
-    def round_id(self) -> RoundId:
-        """In which the base was fixed."""
-        return RoundId(0) if self.base is None else self.base.message.round_id
+    round_id: Annotated[RoundId, wire.U64]
+    """In which it was fixed."""
 
 
 class Vectors(Protocol):
@@ -158,14 +144,16 @@ class CarriedVectors:
 class GroupProgress:
     """Where a group is; `number` counts its epochs, `updates` those of updates in this period."""
 
-    number: int = 0
-    period: int = 1
-    updates: int = 0
-    failures: int = 0
+    number: Annotated[int, wire.U64] = 0
+    period: Annotated[int, wire.U32] = 1
+    updates: Annotated[int, wire.U32] = 0
+    failures: Annotated[int, wire.U32] = 0
     """In a row: unions that did not decode, or sums that were out of bounds."""
-    union: Kept[UnionOpened] | None = field(default=None, repr=False)
-    open: OpenEpoch | None = None
-    retired: str = ""
+    union: MaybeUnion = field(default=None, repr=False)
+    union_epoch: Annotated[int, wire.U64] = 0
+    """In which it was summed: who has delivered a later one has it."""
+    open: Annotated[OpenEpoch | None, wire.Maybe(wire.Nested(OpenEpoch))] = None
+    retired: Annotated[str, REASON] = ""
 
 
 AS_USUAL: Final = EpochRules()
@@ -175,12 +163,19 @@ class GroupEpochs:
     """One group: which epoch is open, what members are given, and what came of it."""
 
     def __init__(
-        self, plan: Plan, group: FixedGroup, vectors: Vectors, rules: EpochRules = AS_USUAL
+        self,
+        plan: Plan,
+        group: FixedGroup,
+        vectors: Vectors,
+        rules: EpochRules = AS_USUAL,
+        at: GroupProgress | None = None,
     ) -> None:
         """`plan` is the federation's; the agreement within the group follows from it."""
         self.plan, self.group, self.vectors = plan.group_plan, group, vectors
         self.rules = rules
-        self.at = GroupProgress()
+        self.cutoff = 0
+        """Of the data of the next period, in seconds since 1970; 0: all there are."""
+        self.at = at or GroupProgress()
         self._noise = resolve(self.plan).noise
 
     # --- what is due ----------------------------------------------------------------------------
@@ -221,29 +216,13 @@ class GroupEpochs:
 
     def _fixed(self, model: ServerModel, round_id: RoundId) -> OpenEpoch:
         at, plan = self.at, self.plan
-        record = PeriodRecord(period=at.period, cutoff=0)
-        inputs = {"record": wire.digest(record)}
-        if self._needs_union:
-            encoding = plan.union_encoding(RoundId(at.number + 1))
-            kind, ring, length, base = EpochKind.UNION, encoding.group, encoding.length, None
-        else:
-            layout = self._layout(model)
-            kind, ring, length = EpochKind.UPDATE, layout.ring, layout.length
-            rows = layout.union or None
-            sent = SentModel(plan, model.dense, model.tables, lambda: layout.union)
-            base = Kept.of(sent.download(round_id, rows))
-            inputs["base"] = base.digest
-            if at.union is not None:
-                inputs["union"] = at.union.digest
-        header = EpochHeader(
-            period=at.period,
-            kind=kind,
-            epoch=at.number + 1,
-            ring=ring,
-            length=length,
-            inputs=inputs,
-        )
-        return OpenEpoch(header=header, record=record, union=at.union, base=base)
+        record, base = PeriodRecord(period=at.period, cutoff=self.cutoff), None
+        if not self._needs_union:
+            rows = self._union_rows(model)
+            sent = SentModel(plan, model.dense, model.tables, lambda: rows)
+            base = Kept.of(sent.download(round_id, rows or None))
+        header = header_of(plan, at.number + 1, record, at.union, base, model.derived)
+        return OpenEpoch(header=header, record=record, union=at.union, base=base, round_id=round_id)
 
     def _layout(self, model: ServerModel) -> UpdateLayout:
         return UpdateLayout(self.plan, self._union_rows(model))
@@ -292,6 +271,7 @@ class GroupEpochs:
             return
         message = select.opened_union(self.plan, RoundId(header.epoch), decoded.ids)
         self.at.union, self.at.failures = Kept.of(message), 0
+        self.at.union_epoch = header.epoch
 
     def _failed(self, reason: str) -> None:
         self.at.failures += 1

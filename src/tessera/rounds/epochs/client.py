@@ -1,0 +1,279 @@
+"""EpochClient: one client in the life of its fixed group, visit after visit.
+
+    fetch -> check what came -> (union: offer its rows) or (update: train the base) -> deliver
+
+It comes when it can. All that it is given for an epoch is compared with the epoch's header before
+anything is computed; with the certificate of the epoch before, what training made of its own rows
+then is kept. Training takes time, and time is the engine's: an update that is due shows its
+submodel as `pending`, and goes on when it is given the update. The carrier stores the snapshot
+before it sends what a call returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Self
+
+from tessera import wire
+from tessera.crypto.entropy import Entropy
+from tessera.crypto.keys import SigningKey
+from tessera.crypto.secret import Secret
+from tessera.errors import ConfigError, MisuseError, WireError
+from tessera.ids import SERVER, ClientId
+from tessera.learning.tables.submodel import Ids, ModelUpdate, Submodel
+from tessera.plan import Plan
+from tessera.protocols.epochs.chain import EpochHeader, EpochKind
+from tessera.protocols.epochs.group import FixedGroup, OfGroup
+from tessera.protocols.epochs.member import GroupMember, MemberSetup
+from tessera.protocols.epochs.messages import ComeBack
+from tessera.protocols.machine import Follower, Left, Moved, Outbound, Steps
+from tessera.rounds import delivery, select
+from tessera.rounds.epochs.messages import FROM_SERVER, EpochWork, MaybeUnion, header_of
+from tessera.rounds.epochs.vectors import UpdateLayout
+from tessera.rounds.epochs.work import MemberWork
+from tessera.rounds.local_state import LocalState, Word
+from tessera.rounds.messages import Download, UnionOpened, most_union_bytes
+from tessera.rounds.resolve import resolve
+from tessera.rounds.root import coins_of
+from tessera.rounds.select import Selection
+from tessera.wire.stored import ByDigest, Inner, Kept
+
+Member = Annotated[GroupMember, Inner("member")]
+
+
+@wire.record(tag=0x0290)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BetweenVisits:
+    """Nothing is to be trained. `union` is that of `period`, once it has come."""
+
+    member: Member
+    period: Annotated[int, wire.U32] = 0
+    union: MaybeUnion = None
+
+
+@wire.record(tag=0x0291)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingBase:
+    """An update is due, from this base."""
+
+    member: Member
+    period: Annotated[int, wire.U32]
+    union: MaybeUnion
+    base: Annotated[Kept[Download], ByDigest(Download)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochClientSetup(OfGroup):
+    """A client, its group and what it has of its own; `plan` is the federation's."""
+
+    plan: Plan
+    group: FixedGroup
+    party: ClientId
+    key: SigningKey = field(repr=False)
+    local: LocalState = field(repr=False)
+    entropy: Entropy = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.group.plan != self.plan.lasting_digest:
+            raise ConfigError(f"group {self.group.number} was formed under another plan")
+
+    @property
+    def member(self) -> MemberSetup:
+        return MemberSetup(group=self.group, party=self.party, key=self.key)
+
+
+class EpochClient(Follower[EpochClientSetup]):
+    """One client of a fixed group. A fault of the server's ends it for good."""
+
+    ROLE = "client of a fixed group"
+    STATES = (BetweenVisits, TrainingBase, Left)
+    FROM_SERVER = FROM_SERVER
+
+    def _set_up(self, setup: EpochClientSetup) -> None:
+        super()._set_up(setup)
+        self.plan = setup.plan.group_plan
+        self.work = MemberWork(self.plan, setup.party, setup.local)
+        self._chosen: tuple[Any, Selection] | None = None  # of this state, worked out once
+
+    def _supplied(self) -> Mapping[str, Any]:
+        return {"member": lambda data, kept: GroupMember.wake(data, kept, self.setup.member)}
+
+    @classmethod
+    def join(cls, setup: EpochClientSetup) -> tuple[Self, list[Outbound]]:
+        """Once in a group's life: its members are recorded, and the first mask key is deposited."""
+        members, periods = setup.group.members, setup.local.periods
+        if flaw := resolve(setup.plan).cohorts.members_flaw(members, periods):
+            raise ConfigError(f"client {setup.party}: the federation {flaw}")
+        member, out = GroupMember.join(setup.member, entropy=setup.entropy)
+        return cls(setup, BetweenVisits(member=member)), out
+
+    # --- what its carrier reads -----------------------------------------------------------------
+
+    @property
+    def phase(self) -> str:
+        state = self.state
+        return state.member.phase if isinstance(state, BetweenVisits) else super().phase
+
+    @property
+    def delivered(self) -> int:
+        """The last epoch that it has delivered, or 0."""
+        return self._member.delivered
+
+    @property
+    def due(self) -> EpochHeader | None:
+        """The epoch whose update is due, if one is."""
+        return self._member.due if isinstance(self.state, TrainingBase) else None
+
+    @property
+    def coins(self) -> Secret:
+        """What the training of `pending` draws from."""
+        return coins_of(self._member.coins)
+
+    @property
+    def base_round(self) -> int:
+        """The server's round in which the base of `pending` was fixed."""
+        assert isinstance(self.state, TrainingBase)
+        return int(self.state.base.message.round_id)
+
+    @property
+    def pending(self) -> Submodel | None:
+        """What is to be trained now; nothing before it is here, and nothing after."""
+        state = self.state
+        return self._submodel(state) if isinstance(state, TrainingBase) else None
+
+    @property
+    def _member(self) -> GroupMember:
+        if not isinstance(self.state, BetweenVisits | TrainingBase):
+            raise MisuseError(f"no member in state {self.phase}")
+        return self.state.member
+
+    # --- what its carrier does ------------------------------------------------------------------
+
+    def fetch(self, visit: int) -> list[Outbound]:
+        """Ask what is due; `visit` is a number that was not used before."""
+        return self._member.fetch(visit)
+
+    def supply(self, update: ModelUpdate | None) -> list[Outbound]:
+        """Deliver what came out of the training of `pending`; None: nothing did."""
+        state = self.state
+        if not isinstance(state, TrainingBase):
+            raise MisuseError("an update is not due: nothing was fetched, or it was given already")
+        words = self.work.update_words(
+            update,
+            self._selection(state),
+            UpdateLayout(self.plan, self._rows(state)),
+            state.base.message.round_id,
+            state.member.coins,
+        )
+        out = state.member.deliver(words, entropy=self.setup.entropy)
+        following = BetweenVisits(member=state.member, period=state.period, union=state.union)
+        self._move(following, b"")
+        return out
+
+    def resend(self) -> list[Outbound]:
+        """What it has stored and the server may not have: the same bytes."""
+        return self.state.member.resend() if isinstance(self.state, BetweenVisits) else []
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def _on_work(self, state: BetweenVisits | TrainingBase, kept: Kept[EpochWork]) -> Moved:
+        work, member, before = kept.message, state.member, state.member.due
+        out = member.receive(SERVER, work.assignment)
+        header = member.due
+        if header is None or header == before:  # delivered already, or what it has
+            return state, out
+        self._handled = set()  # what was said in the epochs before is not repeated
+        self._settle()
+        union = state.union if state.period == header.period else None
+        if work.union:
+            union = self._opened_union(work.union, union)
+        base = self._decoded(work.base, Download) if work.base else None
+        self._check_kind(header, union)
+        made = header_of(
+            self.plan, header.epoch, work.record, union, base, self.setup.local.derived
+        )
+        if made != header:
+            raise self._fault("sent other inputs than the epoch's header has digests of")
+        if base is None:
+            return self._offered(state, header), member.resend()
+        if isinstance(state, BetweenVisits):
+            self.work.charge(header.epoch, header.period)
+        following = TrainingBase(member=member, period=header.period, union=union, base=base)
+        self._submodel(following)  # or it leaves
+        return following, []
+
+    def _on_wait(self, state: Any, kept: Kept[ComeBack]) -> Moved:
+        state.member.receive(SERVER, kept.data)
+        return state, []
+
+    def _settle(self) -> None:
+        """The epoch before is certified: what this client made of its own rows in it is kept."""
+        local = self.setup.local
+        if (pending := local.unsettled) is not None:
+            local.settle(pending, counted=True, by=Word.CERTIFICATE)
+
+    def _check_kind(self, header: EpochHeader, union: Kept[UnionOpened] | None) -> None:
+        """A period has one union that decodes, before its updates."""
+        if header.kind is EpochKind.UNION:
+            if not self.plan.has_union or union is not None:
+                raise self._fault(f"asked for a union that is not due in period {header.period}")
+        elif self.plan.has_union and union is None:
+            raise self._fault(f"asked for an update in period {header.period} before its union")
+
+    def _offered(self, state: Any, header: EpochHeader) -> BetweenVisits:
+        """Freeze the period's rows and deliver them under the union's encoding."""
+        member, entropy = state.member, self.setup.entropy
+        self.work.freeze(header.period, entropy)
+        words = self.work.union_words(header.period, header.epoch, member.coins)
+        member.deliver(words, entropy=entropy)
+        return BetweenVisits(member=member, period=header.period)
+
+    def _opened_union(self, data: bytes, known: Kept[UnionOpened] | None) -> Kept[UnionOpened]:
+        """A union is bounded by the plan before anything is made of it."""
+        plan = self.plan
+        if len(data) > (most := most_union_bytes(plan.most_union, plan.domain, len(plan.roots))):
+            raise self._fault(f"sent a union of {len(data)} bytes where the cap is {most}")
+        union = self._decoded(data, UnionOpened)
+        if known is not None and known != union:
+            raise self._fault("sent two unions of one period")
+        if flaw := select.union_flaw(plan, union.message):
+            raise self._fault(flaw)
+        return union
+
+    def _decoded(self, data: bytes, kind: type[Any]) -> Kept[Any]:
+        try:
+            message, digest = wire.opened(data, expect=(kind,))
+        except WireError as error:
+            raise self._fault(f"sent an invalid {kind.__name__}: {error}") from error
+        return Kept.received(message, data, digest)
+
+    # --- what is trained ------------------------------------------------------------------------
+
+    def _rows(self, state: TrainingBase) -> dict[str, Ids]:
+        return self.work.union_of(None if state.union is None else state.union.message)
+
+    def _selection(self, state: TrainingBase) -> Selection:
+        if self._chosen is None or self._chosen[0] is not state:
+            chosen = self.work.selection(state.period, self._rows(state), state.member.coins)
+            self._chosen = (state, chosen)
+        return self._chosen[1]
+
+    def _submodel(self, state: TrainingBase) -> Submodel:
+        """A client that cannot compute with the base leaves: all members were sent the same."""
+        try:
+            return self.work.submodel(state.base.message, self._selection(state))
+        except delivery.UnfitModel as error:
+            raise self._fault(str(error)) from error
+
+    def _end(self, state: Any) -> None:
+        super()._end(state)
+        self._chosen = None
+
+
+STEPS: Final[Steps] = {
+    (state, kind): step
+    for state in (BetweenVisits, TrainingBase)
+    for kind, step in ((EpochWork, EpochClient._on_work), (ComeBack, EpochClient._on_wait))
+}
+EpochClient.STEPS = STEPS
