@@ -110,6 +110,8 @@ class GroupFault(ServerFault):
     Of a party that reveals values of a beacon: it has revealed nothing.
     """
 
+    hint = "nothing was sent: ask whoever ran `tessera keys`, and other members, what they have"
+
     def __init__(self, reason: str, *, snapshot: int) -> None:
         super().__init__(reason, round_id=RoundId(0), phase="membership")
         self.args = (f"snapshot {snapshot}: {reason}",)

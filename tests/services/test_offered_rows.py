@@ -20,6 +20,8 @@ from services.service_lab import Killed, Lab
 from services.tap import Tap
 from tessera.cli.main import main
 from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.prg import Label
+from tessera.crypto.secret import Secret
 from tessera.data.row_names import OwnNames, RowNames
 from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId
@@ -69,6 +71,14 @@ def shop(path: Path, first: int = 0) -> Path:
     return path
 
 
+class OtherBeacon(ScriptedEntropy):
+    """The same keys for everybody, and another draw of the groups."""
+
+    def secret(self, label: str, *context: int | bytes | str, size: int = 32) -> Secret:
+        again = ("again",) if label == Label.BEACON_SECRET else ()
+        return super().secret(label, *context, *again, size=size)
+
+
 class Deployed(Lab):
     """A packed plan, its leader and all its clients, over states and a user account of their own.
 
@@ -83,6 +93,7 @@ class Deployed(Lab):
         *,
         federation: str = "first",
         seed: int = 3,
+        drawn_from: type[ScriptedEntropy] = ScriptedEntropy,
         item: str = "item",
         privacy: str = 'level = "groups"\ngroup = 4',
         accepted: bool = False,
@@ -94,9 +105,16 @@ class Deployed(Lab):
         if not (folder / "keys").exists():
             self.bundle.write(folder / "bundle.npz")
             everybody = [ClientId(c) for c in range(PEOPLE)]
-            entropy = ScriptedEntropy(SCRIPT)
+            entropy = drawn_from(SCRIPT)
+            plan, names = self.bundle.plan, ["localhost"]
             make_keys(
-                folder / "keys", self.bundle.digest, federation, everybody, entropy, ["localhost"]
+                folder / "keys",
+                self.bundle.digest,
+                federation,
+                everybody,
+                entropy,
+                names,
+                group=plan.privacy.group_size if plan.grouped else 0,
             )
         self.tap, self.parties = Tap(), {}
         self.two = None
@@ -215,7 +233,7 @@ def test_another_group_of_the_same_federation_is_left_before_a_row_is_offered(
     first: Path, data: Path, tmp_path: Path
 ) -> None:
     """The same name and the same keys, a fresh state; the leader names other members."""
-    with Deployed(tmp_path / "again", data, seed=4) as lab:
+    with Deployed(tmp_path / "again", data, drawn_from=OtherBeacon) as lab:
         groups = lab.leader.course.cohorts.groups
         lab.leader.open_round()
         for _ in range(4):
@@ -301,7 +319,8 @@ def test_made_up_clients_have_no_rows_of_their_own(tmp_path: Path) -> None:
         5,
     )
     everybody, entropy = [ClientId(c) for c in range(10)], ScriptedEntropy(SCRIPT)
-    make_keys(tmp_path / "keys", bundle.digest, "made up", everybody, entropy, ["localhost"])
+    keys, names = tmp_path / "keys", ["localhost"]
+    make_keys(keys, bundle.digest, "made up", everybody, entropy, names, group=10)
     rings = [Keyring.read(tmp_path / "keys" / folder_of(c), c, bundle.digest) for c in everybody]
     made = open_clients(bundle, rings, tmp_path / "state", entropy, synthetic_maker(bundle))
     made[0].journal.close()

@@ -17,6 +17,7 @@ from tessera.crypto.entropy import Entropy, ScriptedEntropy, SystemEntropy
 from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER, ClientId
 from tessera.plan import Plan
+from tessera.protocols.membership.proof import ON_THE_OPERATORS_WORD
 from tessera.services.bundle import Bundle, pack_synthetic, pack_task
 from tessera.services.deployment import (
     Account,
@@ -92,7 +93,8 @@ def keys(
     ] = None,
     insecure_test_entropy: TestEntropy = None,
 ) -> None:
-    """Make signing keys, the helper's box key, TLS certificates and a signed directory."""
+    """Make signing keys, the helper's box key, TLS certificates and a signed directory; draw fixed
+    groups, where the plan has them."""
     packed = Bundle.read(bundle)
     hosts = host or ["127.0.0.1", "localhost"]
     count = packed.clients if clients is None else clients
@@ -101,10 +103,22 @@ def keys(
             f"--clients {count}: a cohort has {packed.plan.cohort}", hint="make keys for more"
         )
     entropy = entropy_of(insecure_test_entropy, hosts[0])
+    size = packed.plan.privacy.group_size if packed.plan.grouped else 0
     make_keys(
-        out, packed.digest, packed.plan.federation, map(ClientId, range(count)), entropy, hosts
+        out,
+        packed.digest,
+        packed.plan.federation,
+        map(ClientId, range(count)),
+        entropy,
+        hosts,
+        group=size,
     )
     typer.echo(f"{out}: keys of leader, helper and {count} clients; keep {out}/authority offline")
+    if size:
+        typer.echo(
+            f"{count // size} groups of {size}, {count % size} clients left over; "
+            f"{ON_THE_OPERATORS_WORD}: whoever ran this holds both values of the beacon"
+        )
 
 
 def serve(
@@ -206,6 +220,8 @@ def join(
         Account(home, accept_identification),
     )
     for service in services:
+        for reason in () if service.group is None else service.group.reasons:
+            typer.echo(f"{service.name}: {ON_THE_OPERATORS_WORD}: {reason}", err=True)
         periods = service.local.periods
         if isinstance(periods, OneGroup) and periods.price:
             typer.echo(f"warning: {periods.price}", err=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tessera.crypto.entropy import Entropy
+from tessera.crypto.keys import Identity
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
@@ -19,6 +20,7 @@ from tessera.learning.tables.submodel import Submodel
 from tessera.plan import Plan
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import PeriodStore
+from tessera.protocols.membership.proof import CheckedGroup
 from tessera.protocols.two_server.collector import MemoryReplayGuard
 from tessera.protocols.two_server.read.row_tags import RowTagCache
 from tessera.rounds import schemes
@@ -33,6 +35,7 @@ from tessera.services.journal import Journal, explained
 from tessera.services.keyring import Keyring
 from tessera.services.leader import LeaderService
 from tessera.services.link import name_of
+from tessera.services.membership import groups_of, join_group, joined_group
 from tessera.services.offered_rows import OfferedRows, OneGroup, default_home
 from tessera.simulation import population
 
@@ -55,20 +58,21 @@ LEADER: Final = "leader"
 
 
 def open_leader(bundle: Bundle, keys: Path, state: Path, entropy: Entropy) -> LeaderService:
-    keyring = Keyring.read(keys, SERVER, bundle.digest)
+    plan, keyring = bundle.plan, Keyring.read(keys, SERVER, bundle.digest)
     party = leader_party(keyring, entropy)
     # What it was sent is no secret from a leader later; the noise that it has drawn is.
-    noisy = noise_of(bundle.plan).erases_logs
+    noisy = noise_of(plan).erases_logs
     journal = Journal.open(state, owner=LEADER, plan=bundle.digest, erase=noisy)
     try:
         with explained(journal.path, "read"):
             return LeaderService(
                 journal,
-                bundle.plan,
+                plan,
                 keyring.directory.clients.keys(),
                 first_model=bundle.first_model,
                 party=party,
                 identity=keyring.identity,
+                groups=groups_of(keyring.draws(plan), plan) if plan.grouped else (),
             )
     except BaseException:
         journal.close()
@@ -127,23 +131,40 @@ def open_clients(
         for keyring in keyrings:
             assert not isinstance(keyring.party, str)
             with explained(journal.path, "read"):
+                group = _checked(journal, keyring, plan)
+                identity = keyring.identity if group is None else _among(keyring, group)
                 local, train = make(journal, keyring.party)
                 services.append(
                     ClientService(
                         journal,
                         plan,
                         keyring.party,
-                        local=_agreed(plan, keyring, account or Account(), local),
+                        local=_agreed(plan, keyring.party, identity, account or Account(), local),
                         train=train,
                         entropy=entropy,
-                        identity=keyring.identity,
+                        identity=identity,
                         servers=keyring.directory.servers,
+                        group=group,
                     )
                 )
     except BaseException:
         journal.close()
         raise
     return services
+
+
+def _checked(journal: Journal, keyring: Keyring, plan: Plan) -> CheckedGroup | None:
+    """A client's fixed group, on disk from the first time it was checked; None without groups."""
+    if not plan.grouped:
+        return None
+    name = name_of(keyring.party)
+    found = keyring.group(plan, joined_group(journal, name))
+    join_group(journal, name, found.group)
+    return found
+
+
+def _among(keyring: Keyring, found: CheckedGroup) -> Identity:
+    return Identity(keyring.signing, {leaf.client: leaf.key for leaf in found.group.leaves})
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,22 +178,23 @@ class Account:
         return OfferedRows(self.home or default_home())
 
 
-def _agreed(plan: Plan, keyring: Keyring, account: Account, make: MakeLocal) -> MakeLocal:
+def _agreed(
+    plan: Plan, client: ClientId, identity: Identity, account: Account, make: MakeLocal
+) -> MakeLocal:
     """What a client keeps to: as many rounds of a period as it can insist on; and, where it has
     data of its own, one group for each row, whatever that is called there."""
-    clients = keyring.directory.clients
+    clients = identity.directory
 
     def made(periods: PeriodStore, ledger: Ledger) -> LocalState:
         local = make(periods, ledger)
         if not plan.privacy.own_rounds:
             local.own_rounds = cohorts_of(plan).least_rounds(len(clients))
         if local.names is not None:
-            assert not isinstance(keyring.party, str)
             one_group = OneGroup(
                 periods,
                 account.store(),
                 plan,
-                keyring.party,
+                client,
                 local.names,
                 directory=clients,
                 accepted=account.accepts_identification,

@@ -7,7 +7,9 @@
     (each)        directory.json, authority.pub, ca.pem
 
 A party takes the directory only with a signature by the authority whose public key is in its own
-folder. Files with secrets are readable by their owner only.
+folder. Files with secrets are readable by their owner only. Where there are fixed groups a client's
+directory has no key of a client but its own: beside it is the proof of its group
+(`membership.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import ipaddress
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -31,8 +33,13 @@ from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret, encode_context
 from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER, ClientId, Party
+from tessera.plan import Plan
+from tessera.protocols.epochs.group import FixedGroup
+from tessera.protocols.membership.draw import Draw
+from tessera.protocols.membership.proof import CheckedGroup, Pinned
 from tessera.protocols.two_server.params import Servers
 from tessera.runs.folder import write_owner_only
+from tessera.services.membership import Beacon, checked_group, read_draws, write_groups
 from tessera.simulation.two_server import TwoServerSetup
 
 SIGN, BOX, TLS_KEY, TLS = "sign.key", "box.key", "tls.key", "tls.pem"
@@ -54,6 +61,8 @@ class Directory:
     bundle: bytes
     servers: Servers
     clients: Mapping[ClientId, bytes] = field(repr=False)
+    anchor: bytes = field(default=b"", repr=False)
+    """The digest of snapshot 0; b"" without fixed groups."""
 
     def key_of(self, party: Party) -> bytes | None:
         """The public signing key of a party; None for a stranger."""
@@ -71,9 +80,16 @@ class Directory:
                 "helper": self.servers.helper.hex(),
                 "box": self.servers.box.hex(),
                 "clients": {str(c): key.hex() for c, key in sorted(self.clients.items())},
+                "anchor": self.anchor.hex(),
             },
             sort_keys=True,
         )
+
+    def of(self, party: Party) -> Directory:
+        """What goes into a party's folder: a client's group has the keys of its peers."""
+        if not self.anchor or isinstance(party, str):
+            return self
+        return replace(self, clients={party: self.clients[party]})
 
     @classmethod
     def parse(cls, text: str) -> Directory:
@@ -86,6 +102,7 @@ class Directory:
                 box=bytes.fromhex(found["box"]),
             ),
             {ClientId(int(c)): bytes.fromhex(key) for c, key in found["clients"].items()},
+            bytes.fromhex(found["anchor"]),
         )
 
 
@@ -97,11 +114,39 @@ class Keyring:
     party: Party
     directory: Directory
     signing: SigningKey = field(repr=False)
+    authority: bytes = field(repr=False)
     box: SealingKey | None = field(default=None, repr=False)
 
     @property
     def identity(self) -> Identity:
         return Identity(self.signing, self.directory.clients)
+
+    def group(self, plan: Plan, joined: FixedGroup | None = None) -> CheckedGroup:
+        """A client's fixed group, by the proof in its folder; `joined` is the one it has already.
+
+        `GroupFault`: it does not follow from what was signed.
+        """
+        assert not isinstance(self.party, str)
+        if not self.directory.anchor:
+            raise ConfigError(
+                f"{self.folder}: keys without groups, and the plan has fixed groups",
+                hint="`tessera keys` draws them",
+            )
+        pinned = Pinned(
+            federation=plan.federation,
+            plan=plan.lasting_digest,
+            size=plan.privacy.group_size,
+            authority=self.authority,
+            parties=(self.directory.servers.leader, self.authority),
+            anchor=self.directory.anchor,
+            small=True,
+            one_operator=True,
+        )
+        return checked_group(self.folder, pinned, self.party, self.signing.public, joined)
+
+    def draws(self, plan: Plan) -> list[Draw]:
+        """All snapshots, as the leader has them."""
+        return read_draws(self.folder, self.directory.clients, plan.privacy.group_size)
 
     @classmethod
     def read(cls, folder: Path, party: Party, bundle: bytes) -> Keyring:
@@ -134,7 +179,7 @@ class Keyring:
                 f"{folder / SIGN}: not the key that the directory has for {folder_of(party)}",
                 hint="every party has a folder of its own",
             )
-        return cls(folder, party, directory, signing, box)
+        return cls(folder, party, directory, signing, authority, box)
 
 
 def make_keys(
@@ -144,15 +189,20 @@ def make_keys(
     clients: Iterable[ClientId],
     entropy: Entropy,
     hosts: Collection[str],
+    *,
+    group: int = 0,
 ) -> Directory:
-    """Write a folder of keys for everybody. Existing files are not touched: `FileExistsError`."""
+    """Write a folder of keys for everybody, and draw fixed groups of so many, if any.
+
+    Existing files are not touched: `FileExistsError`.
+    """
     authority = SigningKey.from_secret(entropy.secret(Label.AUTHORITY, federation))
     both = TwoServerSetup.of(entropy, federation)
     leader, helper, box = both.leader, both.helper.signing, both.helper.box
     own = {client: each.key for client, each in identities(clients, entropy, federation).items()}
-    directory = Directory(bundle, both.servers, {client: key.public for client, key in own.items()})
-    text = directory.text()
-    signed = json.dumps({"directory": text, "signature": authority.sign(_statement(text)).hex()})
+    public = {client: key.public for client, key in own.items()}
+    beacon = Beacon.fresh(federation, leader, authority, entropy) if group else None
+    directory = Directory(bundle, both.servers, public, b"" if beacon is None else beacon.anchor)
     certifier = _Certifier()
     secrets: dict[str, dict[str, bytes]] = {
         "authority": {SIGN: authority.secret.reveal(), "ca.key": certifier.key_pem},
@@ -164,15 +214,27 @@ def make_keys(
     # and take its half of every report, too. It opens no port and needs none.
     mine = secrets[folder_of(SERVER)]
     mine[TLS_KEY], mine[TLS] = certifier.server(folder_of(SERVER), hosts)
+    clients_by_folder = {folder_of(client): client for client in own}
+    whole = _signed(directory, authority)
     for name, files in secrets.items():
         folder = out / name
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for file, content in files.items():
             write_owner_only(folder / file, content)
+        here = directory.of(clients_by_folder.get(name, SERVER))
+        signed = whole if here is directory else _signed(here, authority)
         (folder / DIRECTORY).write_text(signed, encoding="utf-8")
         (folder / AUTHORITY).write_text(authority.public.hex() + "\n", encoding="utf-8")
         (folder / CA).write_bytes(certifier.pem)
+    if beacon is not None:
+        folders = {client: out / folder_of(client) for client in own}
+        write_groups(out / "authority", out / folder_of(SERVER), folders, public, group, beacon)
     return directory
+
+
+def _signed(directory: Directory, authority: SigningKey) -> str:
+    text = directory.text()
+    return json.dumps({"directory": text, "signature": authority.sign(_statement(text)).hex()})
 
 
 def _statement(directory: str) -> bytes:
