@@ -1,0 +1,395 @@
+"""A lying server before the shipped client of a fixed group, and what its lies tell it.
+
+The server is a script: it makes work of whatever it likes, speaks encoded messages, and adds up
+what it is sent. Members are shipped roles over a small model with a vector of each member's own
+(`Taste`): a member that has trained less often moves its rows less, and one that was given another
+model moves them otherwise. Every row here has one holder, so that an opened sum shows each member's
+values row by row, and the only question is whose they are: B = 1 / 10.
+
+A rule is off if the lines that enforce it are removed (`off`); an attack says which they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tessera import wire
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.keys import SigningKey
+from tessera.crypto.prg import Label
+from tessera.errors import ServerFault
+from tessera.ids import SERVER, ClientId, RoundId
+from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
+from tessera.learning.tables.table import DenseTable
+from tessera.plan import ModelPlan, Plan, PrivacyPlan, Scheme, TablePlan, UnionPlan
+from tessera.privacy.index.period import MemoryPeriods
+from tessera.protocols.epochs import chain, member
+from tessera.protocols.epochs.group import FixedGroup, Leaf
+from tessera.protocols.epochs.member import GroupMember, MemberSetup
+from tessera.protocols.epochs.messages import (
+    Assignment,
+    Delivered,
+    Delivery,
+    DeliveryCertificate,
+)
+from tessera.rounds import encode
+from tessera.rounds.epochs.group import GroupEpochs, MemoryVectors, OpenEpoch
+from tessera.rounds.epochs.vectors import UpdateLayout
+from tessera.rounds.epochs.work import MemberWork
+from tessera.rounds.local_state import LocalState, Word
+from tessera.rounds.root import coins_of
+from tessera.rounds.server_model import ServerModel
+
+SIZE, EACH, WIDTH = 10, 7, 4
+ROWS: Final = SIZE * EACH
+TABLE: Final = "things"
+RATE: Final = 0.6
+B: Final = 1 / SIZE
+SURE: Final = 3.0902  # of one side of a normal distribution 99.9 % are below
+
+Floats = npt.NDArray[np.float32]
+
+
+def plan_of() -> Plan:
+    return Plan(
+        scheme=Scheme.SECURE_SUBMODEL,
+        cohort=SIZE,
+        federation="attacked",
+        tables=(TablePlan(name=TABLE, rows=ROWS, width=WIDTH),),
+        model=ModelPlan(dense=1),
+        privacy=PrivacyPlan(level="groups", group=SIZE),
+        union=UnionPlan(max_rows=2 * EACH),
+    )
+
+
+def model_of(plan: Plan) -> ServerModel:
+    """Rows that have something in common, as those of a model that was trained for a while."""
+    rng = np.random.default_rng(1)
+    rows = 0.5 + 0.15 * rng.normal(size=(ROWS, WIDTH))
+    table = DenseTable.from_array(TABLE, rows.astype(np.float32))
+    return ServerModel(plan, dense=np.zeros(1, np.float32), tables={TABLE: table})
+
+
+# --- members --------------------------------------------------------------------------------------
+
+
+class Taste:
+    """A member's own vector, which never leaves it: pending until the epoch is certified."""
+
+    def __init__(self, vector: Floats) -> None:
+        self.vector, self._offered = vector, vector
+        self.pending: RoundId | None = None
+
+    def offer(self, round_id: RoundId, rows: Mapping[str, TablePart]) -> None:
+        self.pending, self._offered = round_id, rows["taste"].values[0]
+
+    def settle(self, *, counted: bool) -> None:
+        if counted:
+            self.vector = self._offered
+        self.pending = None
+
+    def trained(self, submodel: Submodel, order: npt.NDArray[np.intp]) -> tuple[ModelUpdate, Floats]:
+        """Logistic factors, one step. Dot products are added up in this order of columns."""
+        ids = submodel.trained[TABLE]
+        rows, own = submodel.tables[TABLE].of(ids), self.vector
+        score = np.zeros(len(ids), np.float32)
+        for column in order:
+            score += rows[:, column] * own[column]
+        error = np.float32(RATE) / (1 + np.exp(score))
+        moves = error[:, None] * own
+        update = ModelUpdate(
+            np.zeros(1), len(ids), {TABLE: TableUpdate(moves, np.ones(len(ids), np.int64))}
+        )
+        return update, own + (error[:, None] * rows).mean(axis=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a member is given in a visit."""
+
+    assignment: Assignment
+    epoch: OpenEpoch
+
+
+class Device:
+    """A member as it is shipped: its role, its work, its data, and a disk."""
+
+    def __init__(self, plan: Plan, group: FixedGroup, me: ClientId, rows: Any, seed: int) -> None:
+        self.entropy = ScriptedEntropy(b"device %d of %d" % (me, seed))
+        rng = np.random.default_rng([seed, int(me)])
+        vector = rng.normal(size=WIDTH)
+        self.taste = Taste((0.1 * vector / np.linalg.norm(vector)).astype(np.float32))
+        local = LocalState(real={TABLE: rows}, periods=MemoryPeriods(), rows=self.taste)
+        self.setup = MemberSetup(group=group, party=me, key=signing_key(me))
+        self.role, self.joined = GroupMember.join(self.setup, entropy=self.entropy)
+        self.work = MemberWork(plan, me, local)
+        self.order = np.arange(WIDTH)
+        self.given: OpenEpoch | None = None
+
+    def take(self, data: Work) -> None:
+        """Check what the server says, and settle what it proves."""
+        self.role.receive(SERVER, wire.encode(data.assignment))
+        self.given = data.epoch
+        local = self.work.local
+        if (pending := local.unsettled) is not None and self.role.settled >= pending:
+            local.settle(pending, counted=True, by=Word.CERTIFICATE)
+
+    def deliver(self) -> bytes:
+        """Train, and store what is sent."""
+        header, given = self.role.due, self.given
+        assert header is not None and given is not None
+        words = self._union() if given.base is None else self._update()
+        (out,) = self.role.deliver(words, entropy=self.entropy)
+        return out.data
+
+    def _union(self) -> Any:
+        header = self.role.due
+        assert header is not None
+        self.work.freeze(header.period, self.entropy)
+        return self.work.union_words(header.period, header.epoch, self.role.coins)
+
+    def _update(self) -> Any:
+        header, given, coins = self.role.due, self.given, self.role.coins
+        assert header is not None and given is not None and given.base is not None
+        self.work.charge(header.epoch, header.period)
+        union = self.work.union_of(None if given.union is None else given.union.message)
+        chosen = self.work.selection(header.period, union, coins)
+        update, own = self.taste.trained(
+            self.work.submodel(given.base.message, chosen), self.order
+        )
+        self.work.local.keep_pending(
+            RoundId(header.epoch), {"taste": TablePart(np.zeros(1, np.uint64), own[None])}
+        )
+        layout = UpdateLayout(self.work.plan, union)
+        return self.work.update_words(update, chosen, layout, given.round_id, coins)
+
+
+def signing_key(client: int) -> SigningKey:
+    return SigningKey.from_secret(ScriptedEntropy(b"attacked").secret(Label.IDENTITY, client))
+
+
+# --- the server -----------------------------------------------------------------------------------
+
+
+class LyingServer:
+    """One group at a server that says what it likes; what it opens is by rows, in their order."""
+
+    def __init__(self, seed: int) -> None:
+        self.plan = plan_of()
+        self.model = model_of(self.plan)
+        clients = [ClientId(c) for c in np.random.default_rng(seed).permutation(SIZE).tolist()]
+        rows = np.random.default_rng([seed, 1]).permutation(ROWS).reshape(SIZE, EACH)
+        self.group = FixedGroup(
+            federation=self.plan.federation,
+            plan=self.plan.lasting_digest,
+            number=seed,
+            snapshot=1,
+            snapshot_digest=b"s" * 32,
+            values=(b"1" * 32, b"2" * 32),
+            beacon=b"b" * 32,
+            leaves=tuple(
+                Leaf(
+                    federation=self.plan.federation,
+                    client=client,
+                    key=signing_key(client).public,
+                    serial=int(client),
+                )
+                for client in clients
+            ),
+        )
+        self.rows = {c: np.sort(rows[k]).astype(np.uint64) for k, c in enumerate(clients)}
+        self.devices = {
+            c: Device(self.plan.group_plan, self.group, c, self.rows[c], seed) for c in clients
+        }
+        vectors = MemoryVectors(frozenset(clients))
+        self.epochs = GroupEpochs(self.plan, self.group, vectors)
+        self.said: dict[ClientId, Delivered] = {
+            c: wire.decode(device.joined[0].data).statement for c, device in self.devices.items()
+        }
+        self.visits = 0
+
+    @classmethod
+    def after(cls, seed: int, epochs: int) -> Self:
+        """After so many honest epochs, of which the first is the union."""
+        server = cls(seed)
+        for _ in range(epochs):
+            server.epoch()
+        return server
+
+    def copy(self) -> Self:
+        """Another server before the same members, at the same moment."""
+        return deepcopy(self)
+
+    @property
+    def certificate(self) -> DeliveryCertificate:
+        """What each member has said last."""
+        return DeliveryCertificate(entries=tuple(self.said[c] for c in self.group.members))
+
+    def fixed(self, model: ServerModel | None = None) -> OpenEpoch:
+        """The next epoch, over this model."""
+        return self.epochs._fixed(model or self.model, RoundId(self.epochs.at.number))
+
+    def begin_period(self) -> None:
+        """The next epoch is the union of another period."""
+        at = self.epochs.at
+        at.period, at.union = at.period + 1, None
+
+    def ask(
+        self, client: ClientId, epoch: OpenEpoch, keys: DeliveryCertificate | None = None
+    ) -> Delivery:
+        """One member's delivery of whatever it is told; `ServerFault` if it refuses."""
+        self.visits += 1
+        assigned = Assignment(
+            visit=self.visits,
+            header=epoch.header,
+            certificate=keys or self.certificate,
+            own=None,
+        )
+        device = self.devices[client]
+        device.take(Work(assignment=assigned, epoch=epoch))
+        delivery: Delivery = wire.decode(device.deliver())
+        return delivery
+
+    def collect(self, told: Mapping[ClientId, OpenEpoch]) -> Floats | None:
+        """An epoch in which these members are told this; what opens, if anything does."""
+        deliveries = {client: self.ask(client, epoch) for client, epoch in told.items()}
+        self.said |= {client: delivery.statement for client, delivery in deliveries.items()}
+        return self.sum(deliveries.values(), next(iter(told.values())))
+
+    def sum(self, deliveries: Iterable[Delivery], epoch: OpenEpoch) -> Floats | None:
+        """What every row has moved by; None if masks do not cancel, and of a union."""
+        header = epoch.header
+        total = header.ring.zeros(header.length)
+        for delivery in deliveries:
+            header.ring.add_packed(total, delivery.vector)
+        self.epochs.at.number = header.epoch
+        if epoch.base is None:
+            self.epochs._take_union(total, header)
+            return None
+        return self.moves(total, epoch)
+
+    def moves(self, total: Any, epoch: OpenEpoch) -> Floats | None:
+        """Words of an update, by rows."""
+        layout = self.epochs._layout(self.model)
+        result = encode.means(
+            self.plan.group_plan, layout.summed(total, self.group.members), union=layout.union
+        )
+        found = result.tables[TABLE]
+        within = not result.out_of_bounds and len(found.ids) == ROWS
+        return found.mean.astype(np.float32) if within else None
+
+    def epoch(self) -> Floats | None:
+        """An honest one."""
+        return self.collect(dict.fromkeys(self.group.members, self.fixed()))
+
+
+# --- rules ----------------------------------------------------------------------------------------
+
+
+def _chain_of_one(previous: bytes, group: FixedGroup, header: Any, certificate: bytes) -> Any:
+    return chain.link(b"", group, header, certificate)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line that enforces a rule, and what is in its place while it is off."""
+
+    where: Any
+    name: str
+    instead: Any
+
+
+NUMBER: Final = Line(member, "follows", lambda last, header: True)
+CERTIFICATE: Final = Line(DeliveryCertificate, "fault", lambda *given: "")
+CHAIN: Final = Line(member, "link", _chain_of_one)
+INPUTS: Final = Line(chain, "received", lambda header: [])
+MEMORY: Final = Line(GroupMember, "_check_memory", lambda self, message: None)
+SIGNATURE: Final = Line(Delivered, "is_signed", lambda self, group: True)
+
+
+def off(patch: pytest.MonkeyPatch, lines: Iterable[Line]) -> None:
+    for line in lines:
+        patch.setattr(line.where, line.name, line.instead)
+
+
+# --- what comes of it -----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Tally:
+    """Guesses at the holders of rows; those about one member are right or wrong together."""
+
+    right: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    closed: int = 0
+    """Sums that did not open."""
+
+    def add(self, guessed: npt.ArrayLike, held: npt.ArrayLike) -> None:
+        """Rows that are taken for a member's, and those that it holds."""
+        self.right.append(int(np.isin(guessed, held).sum()))
+        self.rows.append(np.size(guessed))
+
+    @property
+    def rate(self) -> float:
+        return sum(self.right) / sum(self.rows)
+
+    @property
+    def above(self) -> float:
+        """What the probability of a right guess is above, with 99.9 %; members are clusters."""
+        right, rows = np.array(self.right, float), np.array(self.rows, float)
+        spread = math.sqrt(((right - self.rate * rows) ** 2).sum()) / rows.sum()
+        return self.rate - SURE * spread
+
+    def shown(self, attack: str, rule: str) -> None:
+        """The line that campaigns print."""
+        print(
+            f"{attack}, {rule}: {100 * self.rate:.1f} % (above {100 * self.above:.1f} %) of "
+            f"{sum(self.rows)} rows of {len(self.rows)} members"
+            + (f"; refused {len(self.refused)} times: {self.refused[0]}" if self.refused else "")
+            + (f"; {self.closed} sums did not open" if self.closed else "")
+        )
+
+
+Attack = Callable[[LyingServer, ClientId], Floats | None]
+"""Of one victim: how far each row has moved in the sum that the lie is about."""
+Reading = Callable[[Floats], npt.NDArray[Any]]
+"""Which rows are the victim's, from how rows have moved."""
+
+
+def moved_least(moves: Floats) -> npt.NDArray[Any]:
+    return np.argsort(np.linalg.norm(moves, axis=1))[:EACH]
+
+
+def moved_most(moves: Floats) -> npt.NDArray[Any]:
+    return np.argsort(-np.linalg.norm(moves, axis=1))[:EACH]
+
+
+def attacked(
+    attack: Attack, *, groups: int, epochs: int, victims: int = SIZE, reading: Reading = moved_least
+) -> Tally:
+    """Every member of every group as the victim, after so many honest epochs.
+
+    Where nothing opens, or a member refuses, the server guesses by chance.
+    """
+    tally, rng = Tally(), np.random.default_rng(7)
+    for seed in range(groups):
+        before = LyingServer.after(seed, epochs)
+        for victim in sorted(before.group.members)[:victims]:
+            server, moves = before.copy(), None
+            try:
+                moves = attack(server, victim)
+                tally.closed += moves is None
+            except ServerFault as fault:
+                tally.refused.append(fault.reason)
+            guessed = rng.choice(ROWS, EACH, replace=False) if moves is None else reading(moves)
+            tally.add(guessed, server.rows[victim])
+    return tally

@@ -1,0 +1,98 @@
+"""One member is given something else than the others, and its rows move otherwise.
+
+Everything that is received for an epoch is in its link, and masks name the link: members that were
+given different things do not cancel. With inputs in no digest the sum opens, and shows who was
+given the other one. A member that comes last, however late, trains on what the others had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import pytest
+
+from lying_server import INPUTS, ROWS, TABLE, Attack, B, Floats, LyingServer, attacked, off
+from tessera.ids import ClientId
+from tessera.rounds.server_model import ServerModel
+
+FEW, ALL = 3, 30  # groups of ten
+
+
+def scaled(model: ServerModel, by: float) -> ServerModel:
+    """The same model with other rows."""
+    other, every = model.copy(), np.arange(ROWS, dtype=np.uint64)
+    rows = other.tables[TABLE].values(every)
+    other.tables[TABLE].put(every, (by * rows).astype(np.float32), np.ones(ROWS, np.int64))
+    return other
+
+
+def told(server: LyingServer, victim: ClientId, by: float) -> Floats | None:
+    """The victim, who comes last, is given a model with other rows."""
+    others = [c for c in server.group.members if c != victim]
+    honest, other = server.fixed(), server.fixed(scaled(server.model, by))
+    return server.collect({**dict.fromkeys(others, honest), victim: other})
+
+
+def two_bases(server: LyingServer, victim: ClientId) -> Floats | None:
+    """Rows so long that the victim has nothing left to learn."""
+    return told(server, victim, 40.0)
+
+
+def newest_base(server: LyingServer, victim: ClientId) -> Floats | None:
+    """What a server that means well might do: who comes late is given what there is by then."""
+    return told(server, victim, 2.0)
+
+
+ATTACKS: Final[Mapping[str, Attack]] = {
+    "two bases": two_bases,
+    "the newest base for a member kept waiting": newest_base,
+}
+
+
+def compared(name: str, groups: int, patch: pytest.MonkeyPatch) -> None:
+    with patch.context() as patched:
+        off(patched, [INPUTS])
+        found = attacked(ATTACKS[name], groups=groups, epochs=3)
+    found.shown(name, "with inputs in no digest")
+    assert found.above > 0.5 and not found.closed
+    found = attacked(ATTACKS[name], groups=groups, epochs=3)
+    found.shown(name, "as shipped")
+    assert found.closed == 10 * groups and found.above <= B
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_members_with_other_inputs_do_not_cancel(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared(name, FEW, monkeypatch)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", ATTACKS)
+def test_300_members_with_other_inputs_do_not_cancel(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared(name, ALL, monkeypatch)
+
+
+def late(server: LyingServer, victim: ClientId) -> Floats | None:
+    """The victim comes when the model has long moved on, and is given what the others were."""
+    others = [c for c in server.group.members if c != victim]
+    epoch = server.fixed()
+    deliveries = [server.ask(client, epoch) for client in others]
+    server.model = scaled(server.model, 2.0)
+    return server.sum([*deliveries, server.ask(victim, epoch)], epoch)
+
+
+def test_who_comes_last_moves_rows_like_the_others() -> None:
+    found = attacked(late, groups=FEW, epochs=3)
+    assert not found.closed and not found.refused and found.above <= B
+
+
+@pytest.mark.campaign
+def test_who_comes_last_of_300_moves_rows_like_the_others() -> None:
+    found = attacked(late, groups=ALL, epochs=3)
+    found.shown("a member kept waiting", "from the base that the others had")
+    assert not found.closed and not found.refused and found.above <= B
