@@ -27,13 +27,15 @@ from tessera.crypto.keys import SigningKey
 from tessera.crypto.prg import Label
 from tessera.errors import ServerFault
 from tessera.ids import SERVER, ClientId, RoundId
+from tessera.learning.averaging import TableMean
+from tessera.learning.tables.spec import DerivedMap, TableSpec
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
 from tessera.learning.tables.table import DenseTable
 from tessera.plan import ModelPlan, Plan, PrivacyPlan, Scheme, TablePlan, UnionPlan
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.epochs import chain, member
 from tessera.protocols.epochs.group import FixedGroup, Leaf
-from tessera.protocols.epochs.member import GroupMember, MemberSetup
+from tessera.protocols.epochs.member import GroupMember
 from tessera.protocols.epochs.messages import (
     Assignment,
     Delivered,
@@ -41,16 +43,16 @@ from tessera.protocols.epochs.messages import (
     DeliveryCertificate,
 )
 from tessera.rounds import encode
+from tessera.rounds.epochs import messages
+from tessera.rounds.epochs.client import EpochClient, EpochClientSetup
 from tessera.rounds.epochs.group import GroupEpochs, MemoryVectors, OpenEpoch
-from tessera.rounds.epochs.vectors import UpdateLayout
-from tessera.rounds.epochs.work import MemberWork
-from tessera.rounds.local_state import LocalState, Word
-from tessera.rounds.root import coins_of
+from tessera.rounds.epochs.messages import EpochWork
+from tessera.rounds.local_state import LocalState
 from tessera.rounds.server_model import ServerModel
 
 SIZE, EACH, WIDTH = 10, 7, 4
 ROWS: Final = SIZE * EACH
-TABLE: Final = "things"
+TABLE, KINDS = "things", "kinds"
 RATE: Final = 0.6
 B: Final = 1 / SIZE
 SURE: Final = 3.0902  # of one side of a normal distribution 99.9 % are below
@@ -63,7 +65,10 @@ def plan_of() -> Plan:
         scheme=Scheme.SECURE_SUBMODEL,
         cohort=SIZE,
         federation="attacked",
-        tables=(TablePlan(name=TABLE, rows=ROWS, width=WIDTH),),
+        tables=(
+            TablePlan(name=TABLE, rows=ROWS, width=WIDTH),
+            TablePlan(name=KINDS, rows=ROWS, width=1, derived_from=TABLE),
+        ),
         model=ModelPlan(dense=1),
         privacy=PrivacyPlan(level="groups", group=SIZE),
         union=UnionPlan(max_rows=2 * EACH),
@@ -74,8 +79,20 @@ def model_of(plan: Plan) -> ServerModel:
     """Rows that have something in common, as those of a model that was trained for a while."""
     rng = np.random.default_rng(1)
     rows = 0.5 + 0.15 * rng.normal(size=(ROWS, WIDTH))
-    table = DenseTable.from_array(TABLE, rows.astype(np.float32))
-    return ServerModel(plan, dense=np.zeros(1, np.float32), tables={TABLE: table})
+    tables = {TABLE: rows, KINDS: np.zeros((ROWS, 1))}
+    return ServerModel(
+        plan,
+        dense=np.zeros(1, np.float32),
+        tables={n: DenseTable.from_array(n, v.astype(np.float32)) for n, v in tables.items()},
+        derived=kinds_by(np.arange(ROWS)),
+    )
+
+
+def kinds_by(images: npt.NDArray[np.integer[Any]]) -> dict[str, DerivedMap]:
+    """A public map from things to kinds."""
+    things = TableSpec(name=TABLE, size=ROWS, width=WIDTH)
+    kinds = TableSpec(name=KINDS, size=ROWS, width=1)
+    return {KINDS: DerivedMap(things, kinds, images)}
 
 
 # --- members --------------------------------------------------------------------------------------
@@ -96,7 +113,9 @@ class Taste:
             self.vector = self._offered
         self.pending = None
 
-    def trained(self, submodel: Submodel, order: npt.NDArray[np.intp]) -> tuple[ModelUpdate, Floats]:
+    def trained(
+        self, submodel: Submodel, order: npt.NDArray[np.intp]
+    ) -> tuple[ModelUpdate, Floats]:
         """Logistic factors, one step. Dot products are added up in this order of columns."""
         ids = submodel.trained[TABLE]
         rows, own = submodel.tables[TABLE].of(ids), self.vector
@@ -105,71 +124,58 @@ class Taste:
             score += rows[:, column] * own[column]
         error = np.float32(RATE) / (1 + np.exp(score))
         moves = error[:, None] * own
-        update = ModelUpdate(
-            np.zeros(1), len(ids), {TABLE: TableUpdate(moves, np.ones(len(ids), np.int64))}
-        )
+        kinds, ones = submodel.trained[KINDS], np.ones(len(ids), np.int64)
+        tables = {
+            TABLE: TableUpdate(moves, ones),
+            KINDS: TableUpdate(np.full((len(kinds), 1), 0.1), ones[: len(kinds)]),
+        }
+        update = ModelUpdate(np.zeros(1), len(ids), tables)
         return update, own + (error[:, None] * rows).mean(axis=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What a member is given in a visit."""
-
-    assignment: Assignment
-    epoch: OpenEpoch
-
-
 class Device:
-    """A member as it is shipped: its role, its work, its data, and a disk."""
+    """A client as it is shipped, with its data, and all that a disk has of it."""
 
     def __init__(self, plan: Plan, group: FixedGroup, me: ClientId, rows: Any, seed: int) -> None:
-        self.entropy = ScriptedEntropy(b"device %d of %d" % (me, seed))
-        rng = np.random.default_rng([seed, int(me)])
-        vector = rng.normal(size=WIDTH)
+        vector = np.random.default_rng([seed, int(me)]).normal(size=WIDTH)
         self.taste = Taste((0.1 * vector / np.linalg.norm(vector)).astype(np.float32))
-        local = LocalState(real={TABLE: rows}, periods=MemoryPeriods(), rows=self.taste)
-        self.setup = MemberSetup(group=group, party=me, key=signing_key(me))
-        self.role, self.joined = GroupMember.join(self.setup, entropy=self.entropy)
-        self.work = MemberWork(plan, me, local)
+        self.setup = EpochClientSetup(
+            plan=plan,
+            group=group,
+            party=me,
+            key=signing_key(me),
+            local=LocalState(
+                real={TABLE: rows},
+                periods=MemoryPeriods(),
+                derived=kinds_by(np.arange(ROWS)),
+                rows=self.taste,
+            ),
+            entropy=ScriptedEntropy(b"device %d of %d" % (me, seed)),
+        )
+        self.role, (deposit,) = EpochClient.join(self.setup)
+        self.joined = deposit.data
         self.order = np.arange(WIDTH)
-        self.given: OpenEpoch | None = None
 
-    def take(self, data: Work) -> None:
-        """Check what the server says, and settle what it proves."""
-        self.role.receive(SERVER, wire.encode(data.assignment))
-        self.given = data.epoch
-        local = self.work.local
-        if (pending := local.unsettled) is not None and self.role.settled >= pending:
-            local.settle(pending, counted=True, by=Word.CERTIFICATE)
+    def answer(self, data: bytes) -> Delivery:
+        """What it sends after it was given this; `ServerFault` if it leaves."""
+        out = self.role.receive(SERVER, data)
+        if (submodel := self.role.pending) is not None:
+            update, own = self.taste.trained(submodel, self.order)
+            rows = {"taste": TablePart(np.zeros(1, np.uint64), own[None])}
+            self.setup.local.keep_pending(RoundId(self.role.base_round), rows)
+            out = self.role.supply(update)
+        (sent,) = out
+        delivery: Delivery = wire.decode(sent.data)
+        return delivery
 
-    def deliver(self) -> bytes:
-        """Train, and store what is sent."""
-        header, given = self.role.due, self.given
-        assert header is not None and given is not None
-        words = self._union() if given.base is None else self._update()
-        (out,) = self.role.deliver(words, entropy=self.entropy)
-        return out.data
-
-    def _union(self) -> Any:
-        header = self.role.due
-        assert header is not None
-        self.work.freeze(header.period, self.entropy)
-        return self.work.union_words(header.period, header.epoch, self.role.coins)
-
-    def _update(self) -> Any:
-        header, given, coins = self.role.due, self.given, self.role.coins
-        assert header is not None and given is not None and given.base is not None
-        self.work.charge(header.epoch, header.period)
-        union = self.work.union_of(None if given.union is None else given.union.message)
-        chosen = self.work.selection(header.period, union, coins)
-        update, own = self.taste.trained(
-            self.work.submodel(given.base.message, chosen), self.order
-        )
-        self.work.local.keep_pending(
-            RoundId(header.epoch), {"taste": TablePart(np.zeros(1, np.uint64), own[None])}
-        )
-        layout = UpdateLayout(self.work.plan, union)
-        return self.work.update_words(update, chosen, layout, given.round_id, coins)
+    def restored(self) -> Self:
+        """The same device from a copy of its disk: what it draws from now on is not the same."""
+        back = deepcopy(self)
+        back.setup = replace(back.setup, entropy=ScriptedEntropy(b"restored"))
+        stored = back.role.snapshot(), dict(back.role.messages)
+        back.role = EpochClient.wake(*stored, back.setup)
+        back.order = back.order[::-1]
+        return back
 
 
 def signing_key(client: int) -> SigningKey:
@@ -177,6 +183,19 @@ def signing_key(client: int) -> SigningKey:
 
 
 # --- the server -----------------------------------------------------------------------------------
+
+
+def work_of(assigned: Assignment, epoch: OpenEpoch) -> bytes:
+    """What a member is sent."""
+    base, union = epoch.base, epoch.union
+    return wire.encode(
+        EpochWork(
+            assignment=wire.encode(assigned),
+            record=epoch.record,
+            union=b"" if base is None or union is None else union.data,
+            base=b"" if base is None else base.data,
+        )
+    )
 
 
 class LyingServer:
@@ -206,15 +225,14 @@ class LyingServer:
             ),
         )
         self.rows = {c: np.sort(rows[k]).astype(np.uint64) for k, c in enumerate(clients)}
-        self.devices = {
-            c: Device(self.plan.group_plan, self.group, c, self.rows[c], seed) for c in clients
-        }
+        self.devices = {c: Device(self.plan, self.group, c, self.rows[c], seed) for c in clients}
         vectors = MemoryVectors(frozenset(clients))
         self.epochs = GroupEpochs(self.plan, self.group, vectors)
         self.said: dict[ClientId, Delivered] = {
-            c: wire.decode(device.joined[0].data).statement for c, device in self.devices.items()
+            c: wire.decode(device.joined).statement for c, device in self.devices.items()
         }
         self.visits = 0
+        self.opened: Mapping[str, TableMean] = {}
 
     @classmethod
     def after(cls, seed: int, epochs: int) -> Self:
@@ -253,10 +271,7 @@ class LyingServer:
             certificate=keys or self.certificate,
             own=None,
         )
-        device = self.devices[client]
-        device.take(Work(assignment=assigned, epoch=epoch))
-        delivery: Delivery = wire.decode(device.deliver())
-        return delivery
+        return self.devices[client].answer(work_of(assigned, epoch))
 
     def collect(self, told: Mapping[ClientId, OpenEpoch]) -> Floats | None:
         """An epoch in which these members are told this; what opens, if anything does."""
@@ -282,6 +297,7 @@ class LyingServer:
         result = encode.means(
             self.plan.group_plan, layout.summed(total, self.group.members), union=layout.union
         )
+        self.opened = result.tables
         found = result.tables[TABLE]
         within = not result.out_of_bounds and len(found.ids) == ROWS
         return found.mean.astype(np.float32) if within else None
@@ -310,6 +326,7 @@ class Line:
 NUMBER: Final = Line(member, "follows", lambda last, header: True)
 CERTIFICATE: Final = Line(DeliveryCertificate, "fault", lambda *given: "")
 CHAIN: Final = Line(member, "link", _chain_of_one)
+MAPS: Final = Line(messages, "maps_digest", lambda plan, union, derived: bytes(32))
 INPUTS: Final = Line(chain, "received", lambda header: [])
 MEMORY: Final = Line(GroupMember, "_check_memory", lambda self, message: None)
 SIGNATURE: Final = Line(Delivered, "is_signed", lambda self, group: True)

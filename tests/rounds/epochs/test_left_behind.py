@@ -27,7 +27,7 @@ from lying_server import (
 )
 from tessera.ids import ClientId
 
-FEW, ALL = 3, 30  # groups of ten
+FEW, ALL = 2, 30  # groups of ten
 PAST: Final = {"number": NUMBER, "certificate": CERTIFICATE, "chain": CHAIN}
 
 

@@ -13,11 +13,25 @@ from typing import Final
 import numpy as np
 import pytest
 
-from lying_server import INPUTS, ROWS, TABLE, Attack, B, Floats, LyingServer, attacked, off
+from lying_server import (
+    INPUTS,
+    KINDS,
+    MAPS,
+    ROWS,
+    TABLE,
+    Attack,
+    B,
+    Floats,
+    LyingServer,
+    attacked,
+    kinds_by,
+    moved_most,
+    off,
+)
 from tessera.ids import ClientId
 from tessera.rounds.server_model import ServerModel
 
-FEW, ALL = 3, 30  # groups of ten
+FEW, ALL = 2, 30  # groups of ten
 
 
 def scaled(model: ServerModel, by: float) -> ServerModel:
@@ -49,6 +63,38 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "two bases": two_bases,
     "the newest base for a member kept waiting": newest_base,
 }
+
+
+def other_kinds(server: LyingServer, victim: ClientId) -> Floats | None:
+    """The victim has another map from things to kinds; whose kinds are missing is its thing."""
+    images = np.random.default_rng(int(victim)).permutation(ROWS)
+    server.devices[victim].setup.local.derived = kinds_by(images)
+    if server.epoch() is None:
+        return None
+    missing = server.opened[KINDS].counts[:, None] == 0
+    return missing.astype(np.float32)
+
+
+def in_no_digest(groups: int, patch: pytest.MonkeyPatch) -> None:
+    name = "another map to kinds"
+    with patch.context() as patched:
+        off(patched, [MAPS])
+        found = attacked(other_kinds, groups=groups, epochs=2, reading=moved_most)
+    found.shown(name, "with maps in no digest")
+    assert found.above > 0.5 and not found.closed
+    found = attacked(other_kinds, groups=groups, epochs=2, reading=moved_most)
+    found.shown(name, "as shipped")
+    assert len(found.refused) == 10 * groups and found.above <= B
+    assert "other inputs than the epoch's header has digests of" in found.refused[0]
+
+
+def test_a_member_with_another_map_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_no_digest(FEW, monkeypatch)
+
+
+@pytest.mark.campaign
+def test_300_members_with_another_map_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_no_digest(ALL, monkeypatch)
 
 
 def compared(name: str, groups: int, patch: pytest.MonkeyPatch) -> None:
