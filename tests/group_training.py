@@ -29,7 +29,7 @@ ENTROPY = ScriptedEntropy(b"group in training")
 
 
 def grouped(size: int, **more: Any) -> Plan:
-    return plan(cohort=size, privacy={"level": "groups", "group": size}, **more)
+    return plan(cohort=size, groups={"size": size}, **more)
 
 
 def group_of(settings: Plan, clients: Any, **changed: Any) -> FixedGroup:

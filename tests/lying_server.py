@@ -31,7 +31,7 @@ from tessera.learning.averaging import TableMean
 from tessera.learning.tables.spec import DerivedMap, TableSpec
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
 from tessera.learning.tables.table import DenseTable
-from tessera.plan import ModelPlan, Plan, PrivacyPlan, Scheme, TablePlan, UnionPlan
+from tessera.plan import GroupsPlan, ModelPlan, Plan, Scheme, TablePlan, UnionPlan
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.epochs import chain, member
 from tessera.protocols.epochs.group import FixedGroup, Leaf
@@ -70,7 +70,7 @@ def plan_of() -> Plan:
             TablePlan(name=KINDS, rows=ROWS, width=1, derived_from=TABLE),
         ),
         model=ModelPlan(dense=1),
-        privacy=PrivacyPlan(level="groups", group=SIZE),
+        groups=GroupsPlan(size=SIZE),
         union=UnionPlan(max_rows=2 * EACH),
     )
 

@@ -12,7 +12,16 @@ from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.tables.spec import TableSpec
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
 from tessera.learning.tables.table import LazyTable
-from tessera.plan import ModelPlan, Plan, PrivacyPlan, Scheme, SecurityPlan, TablePlan, UnionPlan
+from tessera.plan import (
+    GroupsPlan,
+    ModelPlan,
+    Plan,
+    PrivacyPlan,
+    Scheme,
+    SecurityPlan,
+    TablePlan,
+    UnionPlan,
+)
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.privacy.index.response import IndexPrivacy
@@ -35,6 +44,7 @@ def plan_of(
     security: SecurityPlan | None = None,
     seed: int = 0,
     scheme: Scheme = Scheme.SECURE_SUBMODEL,
+    group: int = 0,
     **privacy: object,
 ) -> Plan:
     chosen = {"level": "cpp3", "period_rounds": 10, **privacy}
@@ -45,6 +55,7 @@ def plan_of(
         tables=(TablePlan(name="goods", rows=rows, width=WIDTH),),
         model=ModelPlan(dense=0),
         privacy=PrivacyPlan(**chosen),  # type: ignore[arg-type]
+        groups=GroupsPlan(size=group),
         union=UnionPlan(max_rows=rows),
         security=security or SecurityPlan(dropout=0.4),
     )

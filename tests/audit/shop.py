@@ -19,8 +19,7 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import RoundAborted
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.tables.submodel import ModelUpdate, Submodel
-from tessera.plan import Plan, PrivacyPlan, Scheme, SimulationPlan, TaskPlan, UnionPlan
-from tessera.plan.sections import GROUPS
+from tessera.plan import GroupsPlan, Plan, Scheme, SimulationPlan, TaskPlan, UnionPlan
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.words import RoundResult
 from tessera.runs import training as engine
@@ -50,7 +49,7 @@ def plan_for(task: Task, cohort: int, *, crypto: str = "none", examples: int = 0
         scheme=Scheme.SECURE_SUBMODEL,
         cohort=cohort,
         federation="attacked",
-        privacy=PrivacyPlan(level=GROUPS, group=GROUP),
+        groups=GroupsPlan(size=GROUP),
         union=UnionPlan(max_rows=MAX_ROWS) if shops else UnionPlan(),
         task=TaskPlan(name=task.name),
         simulation=SimulationPlan(evaluate_every=1000, crypto=crypto),

@@ -22,7 +22,7 @@ from tessera import tasks
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.examples import NONE, ClientData
 from tessera.ids import ClientId
-from tessera.plan import Plan, PrivacyPlan, SimulationPlan
+from tessera.plan import GroupsPlan, Plan, SimulationPlan
 from tessera.rounds.cohorts import cohorts_of
 from tessera.runs.training import Training, complete
 from tessera.tasks import Task
@@ -79,7 +79,7 @@ def linked_sets(task: Task) -> tuple[list[tuple[ClientId, ...]], dict[ClientId, 
         scheme="secure-submodel",
         cohort=20,
         seed=SEED,
-        privacy=PrivacyPlan(group=10),
+        groups=GroupsPlan(size=10),
         simulation=SimulationPlan(crypto="none"),
     )
     plan = complete(plan, task)

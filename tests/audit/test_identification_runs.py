@@ -335,7 +335,7 @@ def test_a_group_that_opens_without_a_member_names_it(
         if not self.grouped:
             return self
         security = SecurityPlan(dropout=0.4, graph=GraphKind.COMPLETE)
-        return replace(self, cohort=self.privacy.group, security=security)
+        return replace(self, cohort=self.group_size, security=security)
 
     monkeypatch.setattr(Plan, "group_plan", property(tolerant))
     found = in_groups(tmp_path, rounds=12, faults=gone(0.15, [("collect", 0), ("collect", 1)]))

@@ -19,7 +19,7 @@ from tessera import wire
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.row_names import OwnNames, RowNames
 from tessera.ids import SERVER, ClientId
-from tessera.plan import ModelPlan, Plan, PrivacyPlan, Scheme, TablePlan, UnionPlan
+from tessera.plan import GroupsPlan, ModelPlan, Plan, Scheme, TablePlan, UnionPlan
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.messages import UnionOpened
@@ -59,7 +59,7 @@ def transcript(devices: Devices, name: str, store: OfferedRows | None) -> dict[i
         seed=NAMES.index(name),
         tables=(TablePlan(name=f"{name} things", rows=devices.items, width=1),),
         model=ModelPlan(dense=1),
-        privacy=PrivacyPlan(level="groups", group=GROUP),
+        groups=GroupsPlan(size=GROUP),
         union=UnionPlan(max_rows=16),
     )
     rng = np.random.default_rng([11, NAMES.index(name)])

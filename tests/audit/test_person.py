@@ -14,7 +14,7 @@ from tessera.audit.in_the_clear import READ
 from tessera.audit.person import KnownRows, PersonWatch
 from tessera.audit.suite import audited
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.plan import Plan, PrivacyPlan, Scheme, SimulationPlan, UnionPlan
+from tessera.plan import GroupsPlan, Plan, Scheme, SimulationPlan, UnionPlan
 from tessera.rounds.events import Event, RoundAbort, RoundFinished
 from tessera.runs.held import rows_of_clients
 from tessera.runs.training import complete
@@ -25,7 +25,7 @@ TASK = tasks.load("taobao-like", users=40, items=900, examples=12, history=4, si
 PLAN = Plan(
     scheme=Scheme.SUBMODEL,
     cohort=10,
-    privacy=PrivacyPlan(group=5),
+    groups=GroupsPlan(size=5),
     union=UnionPlan(max_rows=64),
     simulation=SimulationPlan(rounds=ROUNDS, dropout=0.0, evaluate_every=ROUNDS),
 )

@@ -274,7 +274,6 @@ def with_key(plan: str, section: str, key: str, value: str) -> str:
         ("", "seed", "-1", "seed = -1"),
         ("", "seed", "18446744073709551616", "seed is a number of 65 bits"),
         ("", "cohort", "10000000000000000000", "cohort is a number of 64 bits"),
-        ("", "cohort", "9", "cohort = 9 is not a number of groups of 10"),
         ("", "cohort", "1", "cohort = 1"),
         ("training", "rate", "10000000000000000000", "rate is a number of 64 bits"),
         ("training", "rate", "nan", "rate = nan"),
@@ -300,7 +299,7 @@ def with_key(plan: str, section: str, key: str, value: str) -> str:
         ("update", "levels", "10000000000000000000", "levels is a number of 64 bits"),
         ("update", "levels", "2", "levels = 2"),
         ("privacy", "period_rounds", "-1", "period_rounds = -1"),
-        ("privacy", "group", "1", "group = 1"),
+        ("groups", "size", "1", "size = 1"),
     ],
 )
 def test_a_key_out_of_range_is_refused_by_name(

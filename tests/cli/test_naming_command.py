@@ -134,7 +134,7 @@ def test_a_plan_with_groups_is_bounded_by_them(
     path.write_text(
         'scheme = "secure-submodel"\ncohort = 20\n'
         '[[table]]\nname = "items"\nrows = 5000\nwidth = 8\n'
-        '[privacy]\nlevel = "groups"\ngroup = 10\n[security]\ncorrupt = 1\n[union]\nmax_rows = 60\n'
+        "[groups]\nsize = 10\n[security]\ncorrupt = 1\n[union]\nmax_rows = 60\n"
     )
     found = naming(capsys, "plan", str(path), "--rounds", "20")
     assert found["bound"] == {"server": pytest.approx(1 / 9), "one_client": pytest.approx(1 / 8)}

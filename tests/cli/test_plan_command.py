@@ -52,6 +52,9 @@ max_rows = 30
 """
 
 
+GROUPS_OF_SIX = '[privacy]\nlevel = "groups"\n[groups]\nsize = 6\n'
+
+
 def extended(text: str, extra: str) -> str:
     """The plan with these sections; their [privacy], if they have one, in place of its own."""
     own = '[privacy]\nlevel = "cpp2"\n'
@@ -131,7 +134,7 @@ def test_predicted_bytes_are_those_of_real_rounds(scheme: Scheme) -> None:
         '[security]\nthreat = "active"\n[privacy]\nlevel = "cpp5"\n',
         '[security]\ndropout = 0.05\ngraph = "sparse"\n',
         '[model]\ndense = 3000\nprecision = "float16"\n',
-        '[privacy]\nlevel = "groups"\ngroup = 6\n',
+        GROUPS_OF_SIX,
     ],
 )
 def test_predicted_bytes_follow_the_plan(extra: str) -> None:
@@ -283,7 +286,7 @@ def test_schemes_without_a_union_promise_no_epsilon(
 
 def test_seconds_of_a_round_are_those_of_all_its_groups(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
-    groups = '[privacy]\nlevel = "groups"\ngroup = 6\n'
+    groups = GROUPS_OF_SIX
     text = PLAN.format(scheme="secure-submodel").replace("cohort = 12", "cohort = 60")
     path.write_text(extended(text, groups))
     forecast = Forecast(Plan.read(path), 30)
@@ -296,7 +299,7 @@ def test_a_server_of_fixed_groups_learns_of_groups_and_no_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, text = tmp_path / "plan.toml", PLAN.format(scheme="secure-submodel")
-    path.write_text(extended(text, '[privacy]\nlevel = "groups"\ngroup = 6\n'))
+    path.write_text(extended(text, GROUPS_OF_SIX))
     grouped = report(capsys, path)["server_learns"]
     assert grouped.startswith("of each fixed group") and "randomised" not in grouped
     path.write_text(extended(text, '[privacy]\nlevel = "cpp2"\n'))

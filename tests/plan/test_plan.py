@@ -12,6 +12,7 @@ from tessera.errors import ConfigError
 from tessera.learning.averaging import ServerStep
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan import (
+    GroupsPlan,
     ModelPlan,
     Plan,
     Precision,
@@ -173,6 +174,48 @@ def test_a_former_key_is_refused_with_its_new_name(old: str, new: str) -> None:
     assert error.hint == f"it is called {new} now"
 
 
+@pytest.mark.parametrize("key", ["group", "fixed_groups"])
+def test_the_size_of_a_group_has_moved_to_a_section_of_its_own(key: str) -> None:
+    error = refused(with_section("privacy", f"{key} = 5"))
+    assert (str(error), error.hint) == (
+        f"my.toml: unknown key [privacy] {key}",
+        "it is [groups] size now",
+    )
+
+
+# --- fixed groups ---------------------------------------------------------------------------------
+
+
+def test_groups_are_of_ten_with_rows_and_only_by_request_with_whole_models() -> None:
+    plan = Plan.parse(BASE)
+    assert plan.grouped and plan.group_size == plan.promise.group == plan.group_plan.cohort == 10
+    assert plan.least_survivors == 10
+    whole = BASE.replace("secure-submodel", "secure-fedavg")
+    assert not Plan.parse(whole).grouped and Plan.parse(whole).promise.bound() == 1.0
+    five = Plan.parse(whole + "[groups]\nsize = 5\n")
+    assert five.grouped and five.group_plan.cohort == 5 and five.promise.bound() == 0.2
+
+
+def test_a_cohort_need_not_be_a_number_of_groups() -> None:
+    """It is how many are invited, of any groups; sums are of whole groups."""
+    plan = Plan.parse(BASE.replace("cohort = 20", "cohort = 17"))
+    assert plan.group_plan.cohort == 10
+
+
+def test_every_key_of_groups_is_agreed_on() -> None:
+    keys = ("size = 9", "age_weight = 1.0", "period = 5", "retire_after = 4", "longest_wait = 9")
+    keys += ("delay = 2.5", "small = true")
+    digests = {Plan.parse(with_section("groups", key)).digest for key in keys}
+    assert len(digests | {Plan.parse(BASE).digest}) == len(keys) + 1
+    assert Plan.parse(with_section("groups", "size = 0")).digest == Plan.parse(BASE).digest
+
+
+def test_an_old_sum_counts_less() -> None:
+    half = GroupsPlan()
+    assert [half.weight(age) for age in (0, 3)] == [1.0, 0.5]
+    assert GroupsPlan(age_weight=0.0).weight(99) == 1.0
+
+
 # --- refusals -------------------------------------------------------------------------------------
 
 
@@ -258,8 +301,25 @@ def test_a_level_and_probabilities_exclude_each_other() -> None:
         (with_section("security", "dropout = nan"), ("[security] dropout = nan",)),
         (with_section("privacy", "decoys = -1"), ("[privacy] decoys = -1.0",)),
         (with_section("privacy", "period_rounds = 0"), ("[privacy] period_rounds = 0",)),
-        (with_section("privacy", 'level = "groups"', "group = 1"), ("[privacy] group = 1",)),
-        (with_section("privacy", 'level = "cpp2"', "group = 5"), ("group = 5", "cpp2")),
+        (with_section("groups", "size = 1"), ("[groups] size = 1",)),
+        (with_section("groups", "period = -1"), ("[groups] period = -1",)),
+        (with_section("groups", "retire_after = 0"), ("[groups] retire_after = 0",)),
+        (with_section("groups", "longest_wait = 0"), ("[groups] longest_wait = 0",)),
+        (with_section("groups", "age_weight = nan"), ("[groups] age_weight = nan",)),
+        (with_section("groups", "delay = -1"), ("[groups] delay = -1.0",)),
+        (
+            with_section("groups", "size = 5") + '[privacy]\nlevel = "cpp2"\n',
+            ("[groups] size = 5", "cpp2"),
+        ),
+        (
+            with_section("groups", "size = 5") + '[security]\nsharing = "plain"\n',
+            ("fixed groups", "sharing = 'plain'"),
+        ),
+        (
+            with_section("groups", "size = 5").replace("secure-submodel", "secure-fedavg")
+            + '[dp]\nunit = "user"\ntrust = "shares"\nnoise = 1.0\nclip = 1.0\n',
+            ("[groups] size = 5", "[dp]"),
+        ),
         (with_section("privacy", "min_group = 1"), ("min_group 1",)),
         (with_section("privacy", "min_group = 50"), ("50 members", "20")),
         (with_section("union", "max_rows = 0"), ("[union] max_rows = 0",)),

@@ -30,6 +30,7 @@ GOODS, CATEGORIES, WIDTH, DENSE = 200, 12, 3, 5
 def plan(scheme: str = "secure-submodel", *, cohort: int = 8, **more) -> Plan:
     security = more.pop("security", {})
     level = "cpp5" if security.get("threat") == "active" else "cpp4"  # others are refused
+    level = "groups" if "groups" in more else level
     privacy = {"level": level, **more.pop("privacy", {})}
     union = {"max_rows": 40, **more.pop("union", {})}
     return Plan(

@@ -140,14 +140,14 @@ def cases() -> tuple[Case, ...]:
 
     gone = ClientId(2)
     active, strict = {"threat": "active"}, {"strict_quorum": True}
-    fixed = {"level": "groups", "group": COHORT}
+    fixed = {"size": COHORT}
     made = [
         *recorded("fedavg", of("fedavg"), [Drop(gone, "collect")]),
         *recorded("submodel", of("submodel"), [Drop(gone, "collect")]),
         *recorded("secure-fedavg", of("secure-fedavg"), [Drop(gone, "collect")]),
         *recorded("secure-submodel", of("secure-submodel"), [Drop(gone, "collect", stage=1)]),
         *recorded("active", of("secure-submodel", security=active), [Drop(gone, "unmask")]),
-        *recorded("group", of("secure-submodel", privacy=fixed).group_plan, []),
+        *recorded("group", of("secure-submodel", groups=fixed).group_plan, []),
         *recorded("strict", of("secure-submodel", privacy=strict), [Drop(gone, "reveal")]),
         *recorded(
             "aborted",

@@ -125,7 +125,7 @@ def test_a_course_trains_without_a_federation_what_it_trains_within_one(scheme: 
 
 
 def test_groups_are_parts_of_a_round_and_one_that_lacks_a_member_is_left_out() -> None:
-    settings = plan(cohort=8, privacy={"level": "groups", "group": 4})
+    settings = plan(cohort=8, groups={"size": 4})
     service = Service(settings)
     drawn = service.course.draw()
     assert len(drawn.parts) == 2 and {len(part.named) for part in drawn.parts} == {4}

@@ -30,7 +30,7 @@ CHOICES = {
 
 
 def grouped():
-    return plan(cohort=8, privacy={"level": "groups", "group": 4, "period_rounds": 20})
+    return plan(cohort=8, privacy={"period_rounds": 20}, groups={"size": 4})
 
 
 class Sent:

@@ -281,8 +281,7 @@ def victim_is_in_a_pair(monkeypatch) -> None:
 
 
 def in_a_fixed_group(threat: str):
-    privacy = {"level": "groups", "group": CLIENTS}
-    settings = plan(cohort=CLIENTS, privacy=privacy, security={"threat": threat})
+    settings = plan(cohort=CLIENTS, groups={"size": CLIENTS}, security={"threat": threat})
     return settings.group_plan
 
 

@@ -41,7 +41,7 @@ from tessera.ids import ClientId, RoundId
 from tessera.learning.tables import own_rows
 from tessera.learning.training.jobs import Job, Trained
 from tessera.learning.training.settings import LocalTraining
-from tessera.plan import Plan, PrivacyPlan, SimulationPlan, UnionPlan, defaults
+from tessera.plan import GroupsPlan, Plan, SimulationPlan, UnionPlan, defaults
 from tessera.rounds.cohorts import Cohorts
 from tessera.runs import client_training, training
 from tessera.runs.client_training import ClientTraining, Trainer
@@ -161,14 +161,14 @@ def plan_of(
     max_rows: int = 30,
     **more: Any,
 ) -> Plan:
-    privacy = {"privacy": PrivacyPlan(level="groups", group=group)}
+    groups = {"groups": GroupsPlan(size=group)}
     chosen = Plan(
         scheme=scheme,
         cohort=cohort if scheme == "secure-submodel" else CLIENTS,
         seed=3,
         union=UnionPlan(max_rows=max_rows),
         simulation=SimulationPlan(rounds=ROUNDS, evaluate_every=1, **more.pop("simulation", {})),
-        **(privacy if scheme == "secure-submodel" else {}),
+        **(groups if scheme == "secure-submodel" else {}),
         **more,
     )
     return complete(chosen, task)

@@ -24,7 +24,7 @@ from tessera.data.examples import LABEL, ClientData, Examples
 from tessera.data.negatives import SecretOf, draw
 from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError
-from tessera.plan import Plan, PrivacyPlan, SimulationPlan, TaskPlan
+from tessera.plan import GroupsPlan, Plan, SimulationPlan, TaskPlan
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.runs.central import CentralTraining
@@ -60,7 +60,7 @@ def plan_of(options: dict[str, object], scheme: str = "secure-submodel", seed: i
         scheme=scheme,
         cohort=10,
         seed=seed,
-        privacy=PrivacyPlan(group=5) if scheme == "secure-submodel" else PrivacyPlan(),
+        groups=GroupsPlan(size=5 if scheme == "secure-submodel" else 0),
         simulation=SimulationPlan(crypto="none", rounds=2),
         task=TaskPlan(name="interactions", options=options),
     )

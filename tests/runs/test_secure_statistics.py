@@ -86,7 +86,7 @@ def test_a_task_without_a_set_up_stays_as_it_is():
 
 
 def in_groups(**more) -> Plan:
-    return agreed(cohort=8, privacy={"level": "groups", "group": 4}, **more)
+    return agreed(cohort=8, privacy={"level": "groups"}, groups={"size": 4}, **more)
 
 
 @pytest.fixture

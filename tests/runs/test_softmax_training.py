@@ -11,7 +11,7 @@ from tessera.crypto.entropy import ScriptedEntropy, SystemEntropy
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
 from tessera.learning.training.settings import LocalTraining
-from tessera.plan import Plan, PrivacyPlan, SimulationPlan, UnionPlan
+from tessera.plan import Plan, SimulationPlan, UnionPlan
 from tessera.plan.dp import DPPlan
 from tessera.protocols.plain import PlainRows
 from tessera.rounds.root import lasting_secret, with_negatives
@@ -53,9 +53,9 @@ def test_submodel_and_two_servers_train_the_same_model_to_the_bit(task):
         assert values.tobytes() == two.parameters()[name].tobytes(), name
 
 
-@pytest.mark.parametrize("privacy", [{"level": "groups", "group": 5}, {"level": "cpp4"}])
-def test_secure_submodel_trains(task, privacy):
-    run = trained(task, "secure-submodel", privacy=PrivacyPlan(**privacy))
+@pytest.mark.parametrize("more", [{"groups": {"size": 5}}, {"privacy": {"level": "cpp4"}}])
+def test_secure_submodel_trains(task, more):
+    run = trained(task, "secure-submodel", **more)
     before = task.bind(task.build(0)).initial("words")
     assert np.abs(run.parameters()["words.weight"] - before).max() > 0.01
 

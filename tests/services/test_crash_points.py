@@ -42,7 +42,7 @@ CASES: Final = {
     ),
     "secure-submodel, active": plan("secure-submodel", cohort=3, security={"threat": "active"}),
     "secure-submodel, fixed groups": plan(
-        "secure-submodel", cohort=4, privacy={"level": "groups", "group": 2}
+        "secure-submodel", cohort=4, privacy={"level": "groups"}, groups={"size": 2}
     ),
     "two-server, whole": plan(
         "two-server", cohort=3, two_server=TwoServerPlan(domain="whole", write="dpf")

@@ -35,7 +35,7 @@ BUNDLE, CLIENTS, SIZE = b"b" * 32, 13, 4
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return lab_plan("secure-submodel", cohort=8, privacy={"level": "groups", "group": SIZE})
+    return lab_plan("secure-submodel", cohort=8, groups={"size": SIZE})
 
 
 def written(folder: Path, plan: Plan, *, script: bytes = b"groups", size: int = SIZE) -> Path:
@@ -209,7 +209,7 @@ def test_the_command_says_on_whose_word_groups_are(tmp_path: Path, capsys) -> No
     path.write_text(
         'scheme = "secure-submodel"\ncohort = 4\n[model]\ndense = 2\n'
         '[[table]]\nname = "goods"\nrows = 60\nwidth = 2\n[union]\nmax_rows = 12\n'
-        '[privacy]\nlevel = "groups"\ngroup = 2\n'
+        "[groups]\nsize = 2\n"
     )
     bundle, keys = str(tmp_path / "bundle.npz"), str(tmp_path / "keys")
     assert main(["pack", str(path), "--out", bundle, "--clients", "5"]) == 0

@@ -95,7 +95,7 @@ class Deployed(Lab):
         seed: int = 3,
         drawn_from: type[ScriptedEntropy] = ScriptedEntropy,
         item: str = "item",
-        privacy: str = 'level = "groups"\ngroup = 4',
+        privacy: str = 'level = "groups"\n[groups]\nsize = 4',
         accepted: bool = False,
     ) -> None:
         text = PLAN.format(federation=federation, seed=seed, path=data, item=item, privacy=privacy)
@@ -304,7 +304,7 @@ def test_rows_of_a_sum_without_groups_are_not_hidden_by_a_group_later(
 
 
 def test_nothing_is_kept_of_a_federation_that_was_never_reached(tmp_path: Path, data: Path) -> None:
-    for privacy in ('level = "cpp5"', 'level = "groups"\ngroup = 4'):
+    for privacy in ('level = "cpp5"', 'level = "groups"\n[groups]\nsize = 4'):
         Deployed(tmp_path / privacy[9:12], data, federation="never", privacy=privacy).close()
     assert not _offered(default_home() / NAME)
 

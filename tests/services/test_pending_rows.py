@@ -37,6 +37,7 @@ from tessera.services.link import LinkStanding, Numbered, name_of
 from tessera.simulation.faults import Drop
 
 DONE = RoundOver.of(RoundId(0), RoundOutcome.DONE)
+IN_THREES = {"privacy": {"level": "groups"}, "groups": {"size": 3}}
 USERS = np.arange(toy.USERS, dtype=np.uint64)
 
 
@@ -59,7 +60,7 @@ def rows(run: Training) -> np.ndarray:
 
 @pytest.mark.parametrize("crypto", ["every", "none"])
 def test_local_rows_move_in_rounds_that_count_and_in_no_other(crypto: str) -> None:
-    grouped = {"privacy": {"level": "groups", "group": 3}, "simulation": {"crypto": crypto}}
+    grouped = {**IN_THREES, "simulation": {"crypto": crypto}}
     run = training("secure-submodel", **grouped)
     run.federation._faults = lambda round_id, cohort: (
         [Drop(c, "collect", stage=1) for c in cohort] if round_id == 0 else []
@@ -99,7 +100,7 @@ def test_who_raises_sends_zeros_and_nobody_else_is_affected(monkeypatch) -> None
         return trains(self, job, round_id)
 
     monkeypatch.setattr(Sequential, "_train", raising)
-    run = training("secure-submodel", privacy={"level": "groups", "group": 3})
+    run = training("secure-submodel", **IN_THREES)
     victim = int(run.federation.cohorts.sample(RoundId(0))[0])
     before = rows(run)
     *_, ended = run.federation.round()

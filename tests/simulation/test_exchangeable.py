@@ -55,15 +55,14 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "corrupt": {"security": {"corrupt": 2}},
     "short periods": {"privacy": {"period_rounds": 1}},
     "rows kept by chance": {"privacy": {"keep": 0.8, "period_rounds": 2}},
-    "groups of two": {"privacy": {"group": 2}},
+    "groups of two": {"groups": {"size": 2}},
 }
 """Plans with a bound on naming a holder: all are of secure-submodel in fixed groups."""
 SCRIPTS, ALL_SCRIPTS = 3, 25  # of each variant
 
 
 def grouped(**more: Any) -> Plan:
-    privacy = {"level": "groups", "group": GROUP, **more.pop("privacy", {})}
-    return plan(cohort=COHORT, privacy=privacy, **more)
+    return plan(cohort=COHORT, **{"groups": {"size": GROUP}, **more})
 
 
 def a_pair(chosen: Plan, rng: np.random.Generator) -> Pair:

@@ -14,7 +14,7 @@ from tessera import tasks, wire
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
-from tessera.plan import Plan, PrivacyPlan
+from tessera.plan import Plan
 from tessera.privacy.index.period import MemoryPeriods, SqlitePeriods
 from tessera.rounds.cohorts import Cohorts, cohorts_of
 from tessera.rounds.events import RoundAbort, RoundFinished
@@ -25,11 +25,11 @@ from tessera.simulation.subcohort import one_by_one
 from tessera.simulation.views import Views
 
 CLIENTS = 26
-GROUPS = {"level": "groups", "group": 4}
+GROUPS = {"size": 4}
 
 
 def grouped(cohort: int = 8, **more):
-    return plan(cohort=cohort, privacy=GROUPS, **more)
+    return plan(cohort=cohort, groups=GROUPS, **more)
 
 
 def drops(script):
@@ -253,16 +253,15 @@ def test_a_group_is_stored_once(tmp_path, store):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"cohort": 10}, "not a number of groups"),
-        ({"privacy": {**GROUPS, "pseudonyms": True}}, "pseudonyms"),
-        ({"privacy": {**GROUPS, "one_participation": True}}, "one_participation"),
-        ({"privacy": {**GROUPS, "group": 1}}, "group = 1"),
-        ({"security": {"sharing": "plain"}, "privacy": GROUPS}, "sharing"),
+        ({"privacy": {"pseudonyms": True}}, "pseudonyms"),
+        ({"privacy": {"one_participation": True}}, "one_participation"),
+        ({"groups": {"size": 1}}, "size = 1"),
+        ({"security": {"sharing": "plain"}}, "sharing"),
     ],
 )
 def test_what_would_tell_members_apart_is_refused(change, reason):
     with pytest.raises(ConfigError, match=reason) as caught:
-        plan(**{"privacy": GROUPS, **change})
+        plan(**{"groups": GROUPS, **change})
     assert caught.value.hint
 
 
@@ -272,6 +271,6 @@ def test_a_shared_table_with_a_row_for_each_client_is_refused():
         "taobao-like", users=12, items=60, examples=10, history=4, width=3, share_users=True
     )
     with pytest.raises(ConfigError, match="'users', which has a row for each client") as caught:
-        complete(Plan(scheme="secure-submodel", cohort=8, privacy=PrivacyPlan(**GROUPS)), task)
+        complete(Plan(scheme="secure-submodel", cohort=8, groups=GROUPS), task)
     assert "share_users" in caught.value.hint
     complete(Plan(scheme="submodel", cohort=8), task)

@@ -28,10 +28,10 @@ SIZE = 4
 
 
 def grouped(cohort: int = 8, **more):
-    return plan(cohort=cohort, privacy={"level": "groups", "group": SIZE}, **more)
+    return plan(cohort=cohort, groups={"size": SIZE, **more.pop("groups", {})}, **more)
 
 
-def waiting(clients: int = 8, *, cohort: int = 8, absent=None, trained=None):
+def waiting(clients: int = 8, *, cohort: int = 8, absent=None, trained=None, **more):
     """`absent`: {round: clients}. `trained` counts every client's trainings."""
     participants = members(clients)
 
@@ -49,7 +49,7 @@ def waiting(clients: int = 8, *, cohort: int = 8, absent=None, trained=None):
         return [Drop(c, "collect") for c in there if c in (absent or {}).get(int(round_id), ())]
 
     return EpochFederation(
-        grouped(cohort),
+        grouped(cohort, **more),
         participants,
         trainer=one_by_one({client: counting(client) for client in participants}),
         dense=np.zeros(DENSE, dtype=np.float32),
@@ -161,9 +161,8 @@ def test_a_group_with_three_sums_out_of_bounds_is_retired_and_the_others_go_on(m
 
 
 def test_a_new_period_begins_with_a_union_after_its_updates():
-    fed = waiting(4, cohort=4)
+    fed = waiting(4, cohort=4, groups={"period": 2})
     (group,) = fed.epochs.groups
-    group.rules = replace(group.rules, period=2)
     kinds = []
     for _ in range(5):
         kinds.append((group.at.period, group.next_kind, group.at.updates))

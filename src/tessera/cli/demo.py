@@ -23,7 +23,7 @@ from tessera.cli.format import AsJson, warn_if_slow
 from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.plan import Plan, PrivacyPlan, Scheme, SimulationPlan, TaskPlan, UnionPlan
-from tessera.plan.sections import GROUPS
+from tessera.plan.sections import GROUP_SIZE, GROUPS
 from tessera.report.numbers import percent, seconds
 from tessera.report.progress import RunProgress, progress
 from tessera.rounds import schemes
@@ -46,7 +46,6 @@ SHOP: Final = {
     "size": "tiny",
 }
 COHORT: Final = 40
-GROUP: Final = 10
 MAX_ROWS: Final = 160
 """More than any user holds in this shop; messages between two servers are sized for it."""
 WATCHED: Final = 24
@@ -94,7 +93,7 @@ def demo(
         cohort=COHORT,
         federation="demo",
         seed=seed,
-        privacy=PrivacyPlan(level=level, group=GROUP if level == GROUPS else 0),
+        privacy=PrivacyPlan(level=level),
         union=UnionPlan(max_rows=MAX_ROWS),
         task=TaskPlan(name="taobao-like", options=options),
         simulation=SimulationPlan(rounds=rounds, dropout=dropout, evaluate_every=5),
@@ -205,7 +204,7 @@ def demonstration(
     return Demonstration(
         runs=load_all([folders[scheme] for scheme in order]),
         rounds=rounds,
-        group=GROUP,
+        group=GROUP_SIZE,
         user=task.data.names_of("user").name(int(person)),
         items=[names.name(row) for row in rows],
         known=known,

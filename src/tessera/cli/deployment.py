@@ -103,7 +103,7 @@ def keys(
             f"--clients {count}: a cohort has {packed.plan.cohort}", hint="make keys for more"
         )
     entropy = entropy_of(insecure_test_entropy, hosts[0])
-    size = packed.plan.privacy.group_size if packed.plan.grouped else 0
+    size = packed.plan.group_size if packed.plan.grouped else 0
     make_keys(
         out,
         packed.digest,

@@ -17,6 +17,7 @@ from tessera.errors import ConfigError
 from tessera.learning.averaging import Average
 from tessera.plan import (
     DPPlan,
+    GroupsPlan,
     NoisyRows,
     Plan,
     PrivacyPlan,
@@ -280,7 +281,7 @@ def named_or_not(plan: Plan) -> str:
     if not plan.grouped:
         return f"{NAMED}."
     return (
-        f'level = "groups": in groups of {plan.privacy.group_size} '
+        f'level = "groups": in groups of {plan.group_size} '
         f"{in_words(plan.promise.bound())}, {ANY_ROUNDS}; {COMING_AND_GOING}."
     )
 
@@ -327,6 +328,8 @@ def written(
         update = replace(update, top=FEW, error_feedback=True)
         keys += ["top", "top_by", "error_feedback"]
     union = UnionPlan(max_rows=cap)
+    few = good.cohort < GROUP_SIZE and schemes.named(scheme).by_rows
+    groups = GroupsPlan(size=good.cohort if few else 0)
     security = ("threat", "graph", "corrupt", "dropout", "sharing", "indicator")
     return "\n".join(
         [
@@ -338,10 +341,11 @@ def written(
             section("update", update, tuple(keys)),
             section(
                 "privacy",
-                PrivacyPlan(group=good.cohort if good.cohort < GROUP_SIZE else 0),
-                ("level", "group", "decoys", "period_rounds", "own_rounds", "budget"),
+                PrivacyPlan(),
+                ("level", "decoys", "period_rounds", "own_rounds", "budget"),
                 notes={"level": LEVEL_NOTES},
             ),
+            section("groups", groups, ("size", "age_weight", "period")),
             section("union", union, ("max_rows", "encoding"), notes={"max_rows": notes}),
             section("security", SecurityPlan(), security),
             section("two_server", TwoServerPlan()),

@@ -25,7 +25,7 @@ from tessera.cli.format import (
 from tessera.cli.plan_page import show, show_schemes
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
-from tessera.plan import Plan, PrivacyPlan, Scheme, Trust
+from tessera.plan import GroupsPlan, Plan, PrivacyPlan, Scheme, Trust
 from tessera.plan.reference import example_plan
 from tessera.privacy.dp.guarantee import INDEX_SCOPE, json_number
 from tessera.privacy.index import exposure, known_rows
@@ -200,10 +200,11 @@ def under(plan: Plan, entry: schemes.SchemeEntry, rows: int) -> dict[str, Any]:
 
 def with_scheme(plan: Plan, scheme: Scheme) -> Plan:
     """The plan under another scheme; what only its own understands is as it is by default."""
+    groups = plan.groups if scheme is plan.scheme else GroupsPlan()
     try:
-        return replace(plan, scheme=scheme)
+        return replace(plan, scheme=scheme, groups=groups)
     except ConfigError:
-        return replace(plan, scheme=scheme, privacy=PrivacyPlan(), dp=None)
+        return replace(plan, scheme=scheme, groups=groups, privacy=PrivacyPlan(), dp=None)
 
 
 # --- the facts ------------------------------------------------------------------------------------
@@ -356,7 +357,7 @@ def describe_noise(plan: Plan) -> dict[str, Any]:
 
 def describe_groups(plan: Plan, absent: float) -> dict[str, Any]:
     """Fixed groups: `absent` is the share of clients that drop out of a round."""
-    size = plan.privacy.group_size
+    size = plan.group_size
     opens = (1.0 - absent) ** size
     return {
         "cohort": plan.cohort,

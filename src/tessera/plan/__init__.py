@@ -16,6 +16,7 @@ from tessera.plan.scheme import Scheme
 from tessera.plan.sections import (
     Crypto,
     Domain,
+    GroupsPlan,
     Metrics,
     ModelPlan,
     Precision,
@@ -38,6 +39,7 @@ __all__ = [
     "Crypto",
     "DPPlan",
     "Domain",
+    "GroupsPlan",
     "Metrics",
     "ModelPlan",
     "NoisyRows",

@@ -54,17 +54,7 @@ def check_cohort(plan: Plan) -> None:
             f"cohort = {plan.cohort} is below [security] threshold = {plan.security.threshold}",
             hint="take a larger cohort, or leave the threshold out: it is computed",
         )
-    if plan.grouped and plan.cohort % plan.privacy.group_size:
-        raise ConfigError(
-            f"cohort = {plan.cohort} is not a number of groups of {plan.privacy.group_size}",
-            hint="make cohort a multiple of [privacy] group, or name another level",
-        )
-    if plan.grouped and plan.security.sharing is not Sharing.SECURE:
-        raise ConfigError(
-            f'level = "groups" with sharing = {plan.security.sharing.value!r}: who is summed '
-            "with whom would differ from round to round",
-            hint='use sharing = "secure", or name another level',
-        )
+    check_groups(plan)
     if plan.privacy.strict_quorum and plan.scheme is not Scheme.SECURE_SUBMODEL:
         raise ConfigError(
             f"plan: strict_quorum has no meaning with scheme {plan.scheme}",
@@ -80,6 +70,31 @@ def check_cohort(plan: Plan) -> None:
         raise ConfigError(
             "plan: pseudonyms with an active server: its clients sign under certified names",
             hint='use threat = "semi-honest", or no pseudonyms',
+        )
+
+
+def check_groups(plan: Plan) -> None:
+    """Refuse groups beside what has none, and what does not go with them."""
+    size = plan.groups.size
+    if size and plan.scheme is Scheme.SECURE_SUBMODEL and not plan.grouped:
+        other = "[dp] rows that everybody has" if plan.listed else f"level = {plan.privacy.level!r}"
+        raise ConfigError(
+            f"[groups] size = {size} with {other}: clients are in no fixed groups",
+            hint='leave it out, or use level = "groups", or scheme = "secure-fedavg"',
+        )
+    if not plan.grouped:
+        return
+    if plan.security.sharing is not Sharing.SECURE:
+        raise ConfigError(
+            f"fixed groups with sharing = {plan.security.sharing.value!r}: who is summed with whom "
+            "would differ from round to round",
+            hint='use sharing = "secure", or no groups: another level, or no [groups] size',
+        )
+    if plan.scheme is Scheme.SECURE_FEDAVG and plan.dp is not None:
+        raise ConfigError(
+            f"[groups] size = {size} with [dp]: noise is computed for the sum over a cohort, and "
+            "each group has a sum of its own",
+            hint="leave out the one or the other",
         )
 
 

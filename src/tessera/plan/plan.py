@@ -38,8 +38,10 @@ from tessera.plan.dp import DPPlan, fewest_drawn, listed_rows, most_drawn
 from tessera.plan.noisy_vector import NoisyVector
 from tessera.plan.scheme import Scheme
 from tessera.plan.sections import (
+    GROUP_SIZE,
     SECTIONS,
     Domain,
+    GroupsPlan,
     ModelPlan,
     PrivacyPlan,
     SecurityPlan,
@@ -85,6 +87,7 @@ class Plan:
     tables: tuple[TablePlan, ...] = ()
     model: ModelPlan = field(default_factory=ModelPlan)
     privacy: PrivacyPlan = field(default_factory=PrivacyPlan)
+    groups: GroupsPlan = field(default_factory=GroupsPlan)
     security: SecurityPlan = field(default_factory=SecurityPlan)
     union: UnionPlan = field(default_factory=UnionPlan)
     update: UpdatePlan = field(default_factory=UpdatePlan)
@@ -173,8 +176,15 @@ class Plan:
 
     @property
     def grouped(self) -> bool:
-        """Whether clients meet in fixed groups, each with sums of its own."""
+        """Whether clients are in fixed groups, each with sums of its own."""
+        if self.scheme is Scheme.SECURE_FEDAVG:
+            return self.groups.size > 0
         return self.scheme is Scheme.SECURE_SUBMODEL and self.privacy.grouped and not self.listed
+
+    @property
+    def group_size(self) -> int:
+        """Clients in a fixed group; asked for only where there are such."""
+        return self.groups.size or GROUP_SIZE
 
     @cached_property
     def listed(self) -> dict[str, npt.NDArray[np.uint64]]:
@@ -198,14 +208,14 @@ class Plan:
         """
         if not self.grouped:
             return self
-        size = self.privacy.group_size
+        size = self.group_size
         security = replace(self.security, threshold=size, dropout=0.0, graph=GraphKind.COMPLETE)
         return replace(self, cohort=size, security=security)
 
     @property
     def promise(self) -> Promise:
         """What the plan forces on every client's trace, for any number of rounds."""
-        size = self.privacy.group_size if self.grouped else 0
+        size = self.group_size if self.grouped else 0
         return Promise(group=size, corrupt=self.security.corrupt)
 
     @property
@@ -329,7 +339,7 @@ class Plan:
     def least_survivors(self) -> int:
         """With fewer answers than this a round is aborted."""
         if self.grouped:
-            return self.privacy.group_size
+            return self.group_size
         if self.scheme.secure:
             # The stages follow from this number, where noise does; it does not follow from them.
             one = StageSpec(name="update", group=Ring(8), dense=1)

@@ -16,6 +16,7 @@ from tessera.plan.plan import Plan
 from tessera.plan.scheme import Scheme
 from tessera.plan.sections import (
     SECTIONS,
+    GroupsPlan,
     ModelPlan,
     PrivacyPlan,
     SecurityPlan,
@@ -194,6 +195,7 @@ def example_plan(scheme: Scheme) -> str:
     parts.append(section("security", SecurityPlan(), keys))
     if scheme is Scheme.SECURE_SUBMODEL:
         parts.append(section("privacy", PrivacyPlan(), ("level", "decoys", "period_rounds")))
+        parts.append(section("groups", GroupsPlan(), ("size", "age_weight", "period")))
         parts.append(section("union", UnionPlan(max_rows=60), ("max_rows", "encoding")))
     if scheme is Scheme.TWO_SERVER:
         notes = {"max_rows": (MESSAGES, "no more than clients hold")}

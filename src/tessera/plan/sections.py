@@ -122,7 +122,7 @@ GROUPS: Final = "groups"
 """The level of index privacy at which clients meet in fixed groups."""
 
 GROUP_SIZE: Final = 10
-"""Clients in a group, where a plan does not say."""
+"""Clients in a fixed group, where a plan does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,7 @@ class PrivacyPlan:
     level: str = "groups"
     """"groups", or probabilities of the papers: cpp1 (exact) to cpp5 (all).
 
-    With "groups" clients meet in fixed groups of `group`, in which everybody names the whole union,
+    With "groups" clients are in fixed groups ([groups]), in which everybody names the whole union,
     and union and sums open over the whole group or not at all: a holder is hidden among the group
     for any number of rounds of that one group, from whoever knows no row of a member
     (docs/threat-model.md). The others are the choices of Niu et al. 2020, Table 3; over many rounds
@@ -176,8 +176,6 @@ class PrivacyPlan:
     """
     one_participation: bool = False
     """A client takes part at most once in a period."""
-    group: int = 0
-    """With level = "groups": clients in a group; 0: 10."""
     keep: float = 1.0
     """Probability that a client keeps a real row, for a period.
 
@@ -220,13 +218,7 @@ class PrivacyPlan:
     def _check_groups(self) -> None:
         """Refuse what would make one member's trace differ from another's."""
         if not self.grouped:
-            if self.group:
-                raise ConfigError(
-                    f"group = {self.group} with level = {self.level!r}",
-                    hint='fixed groups go with level = "groups"',
-                )
             return
-        check_at_least("group", self.group_size, 2)
         for name, wrong in (
             ("pseudonyms", self.pseudonyms),
             ("one_participation", self.one_participation),
@@ -234,8 +226,8 @@ class PrivacyPlan:
         ):
             if wrong:
                 raise ConfigError(
-                    f'level = "groups" with {name}: members of a group are always the same and '
-                    "always all there",
+                    f'level = "groups" with {name}: members of a group are always the same, and '
+                    "its sums open over all of them",
                     hint=f"leave {name} out, or name another level",
                 )
 
@@ -246,13 +238,8 @@ class PrivacyPlan:
 
     @property
     def grouped(self) -> bool:
-        """Whether clients meet in fixed groups."""
+        """Whether the rows of clients are to be hidden in fixed groups."""
         return self.level == GROUPS
-
-    @property
-    def group_size(self) -> int:
-        """Clients in a fixed group."""
-        return self.group or GROUP_SIZE
 
     @property
     def decoy_share(self) -> float:
@@ -272,6 +259,59 @@ class PrivacyPlan:
         if (self.keep, self.add) == (1.0, 0.0):
             return None
         return Perturbation(keep=self.keep, add=self.add)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsPlan:
+    """Fixed groups, whose sums open over all members, and which wait until all have delivered.
+
+    With level = "groups" of scheme "secure-submodel", or of whole models with "secure-fedavg" if
+    `size` is given. A group is never regrouped: one that cannot go on is retired, and its members
+    stop (docs/protocols/epochs.md).
+    """
+
+    size: int = 0
+    """Clients in a group; 0: 10 with level = "groups", and none with "secure-fedavg"."""
+    age_weight: float = 0.5
+    """A sum that opens k rounds after its base was fixed counts (1 + k)^-age_weight."""
+    period: int = 0
+    """Updates of a group after which a new period begins, with a new union; 0: never.
+
+    Rows and examples of a period are those up to its cut-off. What a new period adds shows who was
+    active in between to whoever knows it.
+    """
+    retire_after: int = 3
+    """Sums out of bounds, or unions that do not decode, in a row after which a group is retired."""
+    longest_wait: int = 100
+    """Rounds that an epoch waits for its last member before its group is retired.
+
+    A member that does not come so long has left. Nothing of the open epoch is used.
+    """
+    delay: float = 0.0
+    """Seconds from a client's download to what it sends; in deployments.
+
+    Longer than the slowest device needs for [training] examples: who is late because of its data is
+    identified.
+    """
+    small: bool = False
+    """Groups may be drawn among fewer newcomers than make ten groups.
+
+    For tests, demos and small federations. Whoever admits clients may then choose who is in a
+    group: its B is said to be on the operator's word.
+    """
+
+    def __post_init__(self) -> None:
+        check_at_least("size", self.size or GROUP_SIZE, 2)
+        check_at_least("period", self.period, 0)
+        check_at_least("retire_after", self.retire_after, 1)
+        check_at_least("longest_wait", self.longest_wait, 1)
+        for name in ("age_weight", "delay"):
+            if not 0.0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"{name} = {getattr(self, name)}", hint=f"{name} is 0 or more")
+
+    def weight(self, age: int) -> float:
+        """What a sum counts that opens so many rounds after its base was fixed."""
+        return float((1.0 + age) ** -self.age_weight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -567,6 +607,7 @@ AGREED_BY_NOBODY: Final = frozenset({"simulation", "service"})
 SECTIONS: Final[dict[str, type[Any]]] = {
     "model": ModelPlan,
     "privacy": PrivacyPlan,
+    "groups": GroupsPlan,
     "security": SecurityPlan,
     "union": UnionPlan,
     "update": UpdatePlan,

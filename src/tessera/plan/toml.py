@@ -41,7 +41,6 @@ FORMER: Final[Mapping[tuple[str, str], str]] = {
     ("server", "beta2"): "memory",
     ("server", "shrinkage"): "pull",
     ("task", "items"): "goods",
-    ("privacy", "group"): "fixed_groups",
 }
 """(section, key): what the key was called before."""
 
@@ -60,8 +59,26 @@ ADDED: Final[Mapping[tuple[str, str], Any]] = {
     ("dp", "counts"): 0.0,
     ("dp", "printed"): "none",
     ("dp", "participation"): 0.0,
+    ("groups", "size"): 0,
+    ("groups", "age_weight"): 0.5,
+    ("groups", "period"): 0,
+    ("groups", "retire_after"): 3,
+    ("groups", "longest_wait"): 100,
+    ("groups", "delay"): 0.0,
+    ("groups", "small"): False,
 }
 """(section, key): the value under which plans without this key are meant."""
+
+MOVED: Final[Mapping[tuple[str, str], str]] = {
+    ("privacy", "group"): "[groups] size",
+    ("privacy", "fixed_groups"): "[groups] size",
+}
+"""(section, key): where a key of another section is now."""
+
+GONE: Final[Mapping[tuple[str, str], str]] = {
+    ("privacy", "one_participation"): "\nfixed_groups = 0",
+}
+"""(section, key): the line that followed the key in digests, of a key that is there no more."""
 
 
 def former(section: str, key: str) -> str:
@@ -72,6 +89,11 @@ def former(section: str, key: str) -> str:
 def implied(section: str, key: str, value: Any) -> bool:
     """Whether a key stays out of the digest."""
     return (section, key) in ADDED and bool(ADDED[section, key] == value)
+
+
+def gone(section: str, key: str) -> str:
+    """What follows a key in the digest."""
+    return GONE.get((section, key), "")
 
 
 def current(section: str, key: str) -> str | None:
@@ -158,12 +180,14 @@ def write(
     *,
     spelling: Callable[[str, str], str] = lambda section, key: key,
     implied: Callable[[str, str, Any], bool] = lambda section, key, value: False,
+    after: Callable[[str, str], str] = lambda section, key: "",
     without: Collection[str] = (),
 ) -> str:
     """The plan with these sections, as a file that reads back to the same plan.
 
-    `spelling` names a key of a section, and what is `implied` is left out; the digest has reasons
-    for both. Keys `without` which it is written are of the top level.
+    `spelling` names a key of a section, what is `implied` is left out, and `after` a key may be
+    another line; the digest has reasons for these. Keys `without` which it is written are of the
+    top level.
     """
     lines = [
         f"{name} = {toml_value(getattr(plan, name))}" for name in TOP_LEVEL if name not in without
@@ -181,13 +205,13 @@ def write(
             lines += ["", f"[{name}]", *(f"{key} = {toml_value(value)}" for key, value in given)]
         if part is None:
             continue
-        lines += ["", f"[{name}]"]
-        lines += [
-            f"{spelling(name, f.name)} = {toml_value(getattr(part, f.name))}"
+        keys = [
+            f"{spelling(name, f.name)} = {toml_value(getattr(part, f.name))}{after(name, f.name)}"
             for f in fields(part)
             if not (name == "privacy" and part.level and f.name in ("p1", "p2", "p3", "p4"))
             and not implied(name, f.name, getattr(part, f.name))
         ]
+        lines += ["", f"[{name}]", *keys] if keys else []
     for t in plan.tables:
         lines += ["", "[[table]]", *(f"{k} = {toml_value(v)}" for k, v in asdict(t).items())]
     return "\n".join(lines) + "\n"
@@ -287,6 +311,8 @@ def _unknown(source: str, where: str, name: str, known: list[str]) -> ConfigErro
     renamed = current(where.strip("[]"), name)
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
+    if moved := MOVED.get((where.strip("[]"), name)):
+        hint = f"it is {moved} now"
     if renamed is not None:
         hint = f"it is called {renamed} now"
     return ConfigError(f"{source}: unknown key {f'{where} {name}'.strip()}", hint=hint)
@@ -310,5 +336,5 @@ def toml_value(value: Any) -> str:
 def digest(plan: Plan, without: Collection[str] = ()) -> bytes:
     """SHA-256 of the plan's text without the sections that clients have no part in."""
     names = [name for name in SECTIONS if name not in AGREED_BY_NOBODY]
-    agreed = write(plan, names, spelling=former, implied=implied, without=without)
+    agreed = write(plan, names, spelling=former, implied=implied, after=gone, without=without)
     return hashlib.sha256(agreed.encode()).digest()

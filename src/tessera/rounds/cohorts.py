@@ -189,7 +189,7 @@ class FixedGroups(CohortRule):
         self, clients: Collection[ClientId], groups: Sequence[FixedGroup] = ()
     ) -> list[FixedGroup]:
         """Each of the plan's size; clients that fill none wait for others."""
-        size = self.plan.privacy.group_size
+        size = self.plan.group_size
         placed = [client for group in groups for client in group]
         if any(len(group) != size for group in groups) or len(set(placed)) != len(placed):
             raise ConfigError(
@@ -206,7 +206,7 @@ class FixedGroups(CohortRule):
         return hashlib.sha256(salt + encode_context(int(client))).digest()
 
     def draw(self, round_id: RoundId, cohorts: Cohorts) -> list[ClientId]:
-        wanted, here = self.plan.cohort // self.plan.privacy.group_size, set(cohorts.population)
+        wanted, here = self.plan.cohort // self.plan.group_size, set(cohorts.population)
         whole = [group for group in cohorts.groups if here.issuperset(group)]
         if len(whole) < wanted:
             raise ConfigError(
@@ -231,7 +231,7 @@ class FixedGroups(CohortRule):
 
     @property
     def least_row_group(self) -> int:
-        return self.plan.privacy.group_size
+        return self.plan.group_size
 
     def members_flaw(self, members: Sequence[ClientId], periods: PeriodStore) -> str:
         """Asked before anything is shared with them; the first ones are recorded."""

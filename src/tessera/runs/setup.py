@@ -77,7 +77,7 @@ def set_up(
     if plan.grouped:
         if not groups:
             raise ConfigError(
-                f"{len(clients)} clients with data make no group of {plan.privacy.group_size}",
+                f"{len(clients)} clients with data make no group of {plan.group_size}",
                 hint="more clients, or smaller groups",
             )
         clients = sorted(client for group in groups for client in group)

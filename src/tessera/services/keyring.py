@@ -135,7 +135,7 @@ class Keyring:
         pinned = Pinned(
             federation=plan.federation,
             plan=plan.lasting_digest,
-            size=plan.privacy.group_size,
+            size=plan.group_size,
             authority=self.authority,
             parties=(self.directory.servers.leader, self.authority),
             anchor=self.directory.anchor,
@@ -146,7 +146,7 @@ class Keyring:
 
     def draws(self, plan: Plan) -> list[Draw]:
         """All snapshots, as the leader has them."""
-        return read_draws(self.folder, self.directory.clients, plan.privacy.group_size)
+        return read_draws(self.folder, self.directory.clients, plan.group_size)
 
     @classmethod
     def read(cls, folder: Path, party: Party, bundle: bytes) -> Keyring:

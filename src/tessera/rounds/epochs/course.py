@@ -113,7 +113,7 @@ class EpochCourse:
                 outside += result is not None
                 continue
             ages.append(age)
-            results.append(aged(result, (1.0 + age) ** -group.rules.age_weight))
+            results.append(aged(result, plan.groups.weight(age)))
         total = merged(results) if results else None
         self.counted = NOBODY if total is None else total.survivors
         if total is not None:

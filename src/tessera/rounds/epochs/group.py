@@ -42,20 +42,6 @@ OUTSIDE: Final = "its sums are not those of honest members"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochRules:
-    """How groups that wait go on.
-
-    `period` is the number of a group's update epochs after which a new period begins with a new
-    union; 0: never. A sum that opens k rounds after its base was fixed counts (1 + k)^-age_weight.
-    After `retire_after` sums out of bounds, or undecoded unions, in a row a group is retired.
-    """
-
-    period: int = 0
-    age_weight: float = 0.5
-    retire_after: int = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenEpoch:
     """An epoch that is fixed: its header, and what members are given for it."""
 
@@ -156,23 +142,14 @@ class GroupProgress:
     retired: Annotated[str, REASON] = ""
 
 
-AS_USUAL: Final = EpochRules()
-
-
 class GroupEpochs:
     """One group: which epoch is open, what members are given, and what came of it."""
 
     def __init__(
-        self,
-        plan: Plan,
-        group: FixedGroup,
-        vectors: Vectors,
-        rules: EpochRules = AS_USUAL,
-        at: GroupProgress | None = None,
+        self, plan: Plan, group: FixedGroup, vectors: Vectors, at: GroupProgress | None = None
     ) -> None:
         """`plan` is the federation's; the agreement within the group follows from it."""
         self.plan, self.group, self.vectors = plan.group_plan, group, vectors
-        self.rules = rules
         self.cutoff = 0
         """Of the data of the next period, in seconds since 1970; 0: all there are."""
         self.at = at or GroupProgress()
@@ -260,7 +237,7 @@ class GroupEpochs:
             return replace(result, tables={})
         at.failures = 0
         at.updates += 1
-        if self.rules.period and at.updates >= self.rules.period:
+        if self.plan.groups.period and at.updates >= self.plan.groups.period:
             at.period, at.updates, at.union = at.period + 1, 0, None
         return result
 
@@ -275,7 +252,7 @@ class GroupEpochs:
 
     def _failed(self, reason: str) -> None:
         self.at.failures += 1
-        if self.at.failures >= self.rules.retire_after:
+        if self.at.failures >= self.plan.groups.retire_after:
             self.retire(reason)
 
     def retire(self, reason: str) -> None:

@@ -19,13 +19,7 @@ from tessera.protocols.epochs.group import FixedGroup, OfGroup
 from tessera.protocols.epochs.messages import FROM_MEMBER, Assignment
 from tessera.protocols.epochs.server import HOUR, GroupServer, GroupServerSetup
 from tessera.protocols.machine import Coordinator, Outbound, RoundOutcome
-from tessera.rounds.epochs.group import (
-    AS_USUAL,
-    CarriedVectors,
-    EpochRules,
-    GroupEpochs,
-    GroupProgress,
-)
+from tessera.rounds.epochs.group import CarriedVectors, GroupEpochs, GroupProgress
 from tessera.rounds.epochs.messages import EpochWork, PeriodRecord
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.words import RoundResult
@@ -47,7 +41,6 @@ class EpochServerSetup(OfGroup):
 
     plan: Plan
     group: FixedGroup
-    rules: EpochRules = AS_USUAL
     wait: int = HOUR
 
     party: ClassVar[Party] = SERVER
@@ -83,7 +76,7 @@ class EpochServer(Coordinator[EpochServerSetup]):
     def _resumed(self) -> None:
         if isinstance(self.state, ServingGroup):
             setup, vectors = self.setup, CarriedVectors(self.state.role)
-            self.epochs = GroupEpochs(setup.plan, setup.group, vectors, setup.rules, self.state.at)
+            self.epochs = GroupEpochs(setup.plan, setup.group, vectors, self.state.at)
 
     @property
     def phase(self) -> str:
