@@ -35,8 +35,8 @@ from tessera.protocols.secagg.masking import Input
 from tessera.protocols.secagg.params import GraphKind, SecAggParams, Threat
 from tessera.protocols.secagg.standalone import Aggregator, Contributor
 from tessera.protocols.secagg.states import Reveal
-from tessera.rounds.client_states import NotStarted, RowsAsked
-from tessera.rounds.two_server.client_states import NotJoined
+from tessera.rounds.client import NotStarted, RowsAsked
+from tessera.rounds.two_server.client import NotJoined
 from tessera.rounds.two_server.helper import AwaitingUnion
 from tessera.rounds.two_server.leader import NotBegun
 from tessera.simulation.faults import Drop, Fault, Lie

@@ -21,8 +21,7 @@ from tessera.learning.tables.table import LazyTable
 from tessera.plan import DPPlan, Plan, Trust, UpdatePlan
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.machine import Left
-from tessera.rounds.client import ClientRound
-from tessera.rounds.client_states import NotStarted, TrainedModel
+from tessera.rounds.client import ClientRound, NotStarted, TrainedModel
 from tessera.rounds.epochs.client import EpochClient
 from tessera.rounds.epochs.server import EpochServer
 from tessera.rounds.local_state import LocalState

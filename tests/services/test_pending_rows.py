@@ -24,7 +24,7 @@ from tessera.learning.tables.submodel import Submodel, TablePart
 from tessera.learning.training.local import Sequential
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.machine import RoundOutcome, RoundOver
-from tessera.rounds.client_states import AwaitingModel, TrainedModel
+from tessera.rounds.client import AwaitingModel, TrainedModel
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.local_state import LocalState, Word
 from tessera.rounds.messages import Download

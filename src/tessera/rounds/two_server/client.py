@@ -7,18 +7,19 @@ Nor may a server learn that something went wrong with its rows: it might have ca
 that failed, and an update that cannot be sent, go out as zeros of the usual length; only the owner
 of this client learns why (`broken`).
 
-`client_states.py` has what the round has come to.
+A state holds what the round has come to, and in it the roles in the protocols.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 
+from tessera import wire
 from tessera.crypto.entropy import Entropy, RootedEntropy
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
@@ -40,33 +41,97 @@ from tessera.protocols.two_server.messages import QueryAnswers, SignedHeader
 from tessera.protocols.two_server.read.client import RetrievalClient
 from tessera.protocols.two_server.write.client import RowUpdate, WriteClient
 from tessera.protocols.two_server.write.client import Update as Written
-from tessera.rounds import select
-from tessera.rounds.messages import UnionOpened
+from tessera.rounds import select, sums
+from tessera.rounds.messages import RowsByTable, UnionOpened
 from tessera.rounds.role_setup import ClientRoundSetup
 from tessera.rounds.root import NAME as ROOT
-from tessera.rounds.root import draw_root, lasting_secret
+from tessera.rounds.root import StoredRoot, draw_root, lasting_secret
 from tessera.rounds.select import Selection
 from tessera.rounds.sums import SumClient
 from tessera.rounds.training_client import TrainingClient, TrainingOutput
-from tessera.rounds.two_server.client_states import (
-    AT_WORK,
-    AwaitingHeader,
-    FetchingRows,
-    NotJoined,
-    OfferingIds,
-    RowsWritten,
-    TrainingRows,
-)
+from tessera.rounds.two_server import shared_sum
 from tessera.rounds.two_server.domain import NAME as DOMAIN
 from tessera.rounds.two_server.domain import (
     RoundDomain,
+    StoredDomain,
     WokenParts,
     check_stored,
     whole_part,
     written_cuts,
 )
 from tessera.rounds.two_server.shared_sum import shared
-from tessera.wire.stored import Kept
+from tessera.wire.stored import ByDigest, Inner, Kept
+
+UnionSum = Annotated[sums.SumClient | None, wire.Maybe(Inner("sum"))]
+"""None where tables are not narrowed to a union."""
+Reader = Annotated[shared_sum.RowReader, Inner("reader")]
+Writer = Annotated[shared_sum.RowWriter, Inner("writer")]
+KeptHeader = Annotated[Kept[SignedHeader], ByDigest(SignedHeader)]
+
+
+@wire.record(tag=0x02B0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotJoined:
+    """Nothing is charged and nothing sent."""
+
+
+@wire.record(tag=0x02B1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferingIds:
+    """Takes part in the union's sum; waits for the union."""
+
+    root: StoredRoot
+    sum: Annotated[sums.SumClient, Inner("sum")]
+
+
+@wire.record(tag=0x02B2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitingHeader:
+    """Knows the rows that the round is about; waits for the header that both servers signed."""
+
+    root: StoredRoot
+    sum: UnionSum
+    domain: StoredDomain
+    reader: Reader
+
+
+@wire.record(tag=0x02B3)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchingRows:
+    """Has asked for its `rows` of root tables; waits for both servers' answers."""
+
+    root: StoredRoot
+    sum: UnionSum
+    domain: StoredDomain
+    header: KeptHeader
+    rows: RowsByTable = field(repr=False)
+    reader: Reader
+
+
+@wire.record(tag=0x02B4)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRows:
+    """Has something to train (`pending`); waits for its caller's update."""
+
+    root: StoredRoot
+    sum: UnionSum
+    domain: StoredDomain
+    header: KeptHeader
+    rows: RowsByTable = field(repr=False)
+    reader: Reader
+
+
+@wire.record(tag=0x02B5)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsWritten:
+    """Its report is out; nothing more is due."""
+
+    sum: UnionSum
+    domain: StoredDomain
+    writer: Writer
+
+
+AT_WORK: Final = (OfferingIds, AwaitingHeader, FetchingRows, TrainingRows, RowsWritten)
 
 
 class TwoServerClientRound(TrainingClient):

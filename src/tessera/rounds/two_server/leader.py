@@ -1,15 +1,16 @@
 """LeaderRound: the server that clients talk to, in one round between two servers.
 
 It goes through the roles of the protocols one after the other: the union's sum where there is one,
-the handshake, the retrieval, the write. Each judges itself which messages are due.
-`leader_states.py` has what the round has come to.
+the handshake, the retrieval, the write. Each judges itself which messages are due. A role that is
+done stays inside the state until the round is over: it recognises what is sent again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from tessera import wire
 from tessera.crypto.entropy import RootedEntropy
@@ -47,35 +48,104 @@ from tessera.protocols.two_server.messages import (
 )
 from tessera.protocols.two_server.read.server import RetrievalLeader, RetrievalLeaderSetup
 from tessera.protocols.two_server.write.leader import WriteLeader, WriteLeaderSetup
+from tessera.protocols.two_server.write.sums import NoiseSecret
 from tessera.rounds import encode, schemes, select
 from tessera.rounds.messages import UnionOpened, farewells
 from tessera.rounds.resolve import resolve
 from tessera.rounds.role_setup import ServerRoundSetup
-from tessera.rounds.root import draw_root
+from tessera.rounds.root import StoredRoot, draw_root
 from tessera.rounds.sums import ServerSetup, SumServer
+from tessera.rounds.two_server import shared_sum
 from tessera.rounds.two_server.domain import NAME as DOMAIN
 from tessera.rounds.two_server.domain import (
     ModelToServe,
     RoundDomain,
+    StoredDomain,
     WokenParts,
     WriteCost,
     check_stored,
     costs,
     opened_sum,
 )
-from tessera.rounds.two_server.leader_states import (
-    AddingReports,
-    Agreeing,
-    NotBegun,
-    ReportsAdded,
-    RoundRows,
-    ServingRows,
-    UnitingRows,
-)
 from tessera.rounds.two_server.shared_sum import shared
 from tessera.rounds.words import RoundResult
 from tessera.wire.index_set import client_set
-from tessera.wire.stored import Kept
+from tessera.wire.stored import Inner, Kept
+
+UnionSum = Annotated[SumServer, Inner("sum")]
+Handshake = Annotated[shared_sum.LeaderAgreement, Inner("handshake")]
+Retrieval = Annotated[shared_sum.LeaderRetrieval, Inner("retrieval")]
+Writing = Annotated[shared_sum.LeaderWrite, Inner("write")]
+
+
+@wire.record(tag=0x02C0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotBegun:
+    """Has no union to wait for, and has sent nothing."""
+
+    root: StoredRoot
+
+
+@wire.record(tag=0x02C1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitingRows:
+    """Carries the union's sum."""
+
+    root: StoredRoot
+    sum: UnionSum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRows:
+    """Over which rows the round goes. `sum` is the union's, if there is one; `residual` counts the
+    ids that its encoding could not give back."""
+
+    sum: Annotated[SumServer | None, wire.Maybe(Inner("sum"))]
+    residual: Annotated[int, wire.VARINT]
+    domain: StoredDomain
+    noise: NoiseSecret = field(default=None, repr=False)
+
+
+@wire.record(tag=0x02C2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreeing:
+    """Agrees with the helper on a header."""
+
+    over: RoundRows
+    handshake: Handshake
+
+
+@wire.record(tag=0x02C3)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingRows:
+    """Queries come in and are answered with the helper."""
+
+    over: RoundRows
+    handshake: Handshake
+    retrieval: Retrieval
+
+
+@wire.record(tag=0x02C4)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddingReports:
+    """Reports come in and are added up with the helper."""
+
+    over: RoundRows
+    handshake: Handshake
+    retrieval: Retrieval
+    write: Writing
+
+
+@wire.record(tag=0x02C5)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportsAdded:
+    """The sum is opened, and its means are `result`; the helper may ask for it once more."""
+
+    over: RoundRows
+    handshake: Handshake
+    retrieval: Retrieval
+    write: Writing
+
 
 REFUSED_QUERY: Final = "the helper refused its query"
 
