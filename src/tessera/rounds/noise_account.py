@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -327,6 +327,51 @@ class Noise:
         return None
 
 
+class ProtectedUnit:
+    """What the unit of a section says of its account. This one is an example: the unit `item`."""
+
+    people: DPPlan | None = None
+    """The section, where persons are protected that may have records at several clients."""
+    clients: int = 0
+    """That hold one unit, at most, where that is stated."""
+    whole_client: bool = False
+    """Whether it is all that a client sends: then noise on its statistics protects it."""
+    row_moves: float = 0.0
+    """How far one row moves what a client sends, in clips, where a row is the unit."""
+
+    def __init__(self, dp: DPPlan) -> None:
+        return
+
+
+class ProtectedIndex(ProtectedUnit):
+    """A row of one client."""
+
+    def __init__(self, dp: DPPlan) -> None:
+        """Two gradients of each example that changes with it."""
+        self.row_moves = row_moves(dp.per_row, dp.example_clip, clip=dp.clip)
+
+
+class ProtectedUser(ProtectedUnit):
+    """All that a client sends."""
+
+    whole_client = True
+
+
+class ProtectedSubject(ProtectedUnit):
+    """A person."""
+
+    def __init__(self, dp: DPPlan) -> None:
+        self.people, self.clients = dp, dp.clients_per_subject
+
+
+UNITS: Final = {
+    Unit.INDEX: ProtectedIndex,
+    Unit.ITEM: ProtectedUnit,
+    Unit.USER: ProtectedUser,
+    Unit.SUBJECT: ProtectedSubject,
+}
+
+
 class AddedNoise(Noise):
     """Of a plan with [dp]: a budget per unit, for which somebody adds noise to what is clipped."""
 
@@ -353,9 +398,13 @@ class AddedNoise(Noise):
     def erases_logs(self) -> bool:
         return True
 
+    @cached_property
+    def unit(self) -> ProtectedUnit:
+        return UNITS[self.dp.unit](self.dp)
+
     @property
     def of_people(self) -> DPPlan | None:
-        return self.dp if self.dp.unit is Unit.SUBJECT else None
+        return self.unit.people
 
     @property
     def by_trainer(self) -> bool:
@@ -419,7 +468,7 @@ class AddedNoise(Noise):
             metrics=self._ratio(self._metrics_share, self._tests),
             tests=self._tests if self.noisy_metrics else 0,
             distance=DISTANCE * plan.full_length,
-            fails=GIVEN_UP + LONGER if rate < 1.0 and plan.drawn_in_secret else 0.0,
+            fails=GIVEN_UP + LONGER if rate < 1.0 and coins is Coins.LEADER else 0.0,
             sources=self.sources,
             vector=self.summed_vector,
             sight=sight(schemes.of(plan), *self._released(setup=setup), all_rows=self.opens_all),
@@ -447,14 +496,8 @@ class AddedNoise(Noise):
 
     @property
     def row_moves(self) -> float:
-        """Unit index: how far one row moves what a client sends, in clips; else 0.
-
-        Two gradients of each example that changes with it, or two clipped vectors if that is less.
-        """
-        dp = self.dp
-        if dp.unit is not Unit.INDEX:
-            return 0.0
-        return row_moves(dp.per_row, dp.example_clip, clip=dp.clip)
+        """Unit index: how far one row moves what a client sends, in clips; else 0."""
+        return self.unit.row_moves
 
     def _released(self, *, setup: bool) -> tuple[str, ...]:
         """What this plan releases exactly beside its scheme; `setup`: its task has a set-up sum."""
@@ -517,7 +560,7 @@ class AddedNoise(Noise):
     @property
     def _selection_ratio(self) -> float:
         """A row moves a client's marks by another length than its update."""
-        moved = MARKS_MOVE / self.row_moves if self.dp.unit is Unit.INDEX else 1.0
+        moved = MARKS_MOVE / self.row_moves if self.row_moves else 1.0
         return moved * self._ratio(self._selection_share)
 
     def statistic_noise(self, what: str) -> float:
@@ -542,13 +585,12 @@ class AddedNoise(Noise):
             rows_per_example=rows,
             rows_per_client=rows,
             records_per_subject=dp.records_per_subject,
-            clients_per_subject=dp.clients_per_subject if dp.unit is Unit.SUBJECT else 0,
+            clients_per_subject=self.unit.clients,
         )
 
     @cached_property
     def limits(self) -> tuple[Limit, ...]:
-        dp = self.dp
-        return self.setting.limits(epsilon=dp.epsilon, delta=dp.delta) if dp.epsilon else ()
+        return self.setting.limits(epsilon=self.dp.epsilon, delta=self.dp.delta)
 
     def bare(self, *released: str) -> tuple[str, ...]:
         return ()
@@ -563,9 +605,8 @@ class AddedNoise(Noise):
 
     def setup_events(self) -> tuple[NoisySum | ExactRelease, ...]:
         federation = self.plan.federation
-        if self.dp.setup:
-            return tuple(self.setting.setup_events(federation=federation))
-        return (ExactRelease(federation=federation, round_id=RoundId(0), what=THE_SETUP_SUM),)
+        exact = ExactRelease(federation=federation, round_id=RoundId(0), what=THE_SETUP_SUM)
+        return tuple(self.setting.setup_events(federation=federation)) or (exact,)
 
     def selection_events(self) -> tuple[NoisySum, ...]:
         return tuple(self.setting.selection_events(federation=self.plan.federation))
@@ -581,11 +622,9 @@ class AddedNoise(Noise):
             ledger.spend(event, reason=f"round {round_id}: {event.what}", limits=self.limits)
 
     def charge_absent(self, ledger: Ledger, round_id: RoundId) -> None:
-        if not self.plan.drawn_in_secret:
-            return
-        self._bound(ledger)
         federation = self.plan.federation
         for event in self.setting.absent_events(federation=federation, round_id=round_id):
+            self._bound(ledger)
             ledger.spend(event, reason=f"round {round_id}: not drawn", limits=self.limits)
 
     def _bound(self, ledger: Ledger) -> None:
@@ -614,10 +653,7 @@ class AddedNoise(Noise):
 
     @cached_property
     def lasts(self) -> int | None:
-        dp = self.dp
-        if not dp.epsilon:
-            return None
-        return self.setting.rounds(epsilon=dp.epsilon, delta=dp.delta)
+        return self.setting.rounds(epsilon=self.dp.epsilon, delta=self.dp.delta)
 
     def calibrated(self) -> Plan:
         """The plan with its noise: the least that keeps the budget, where none is given.
@@ -645,7 +681,7 @@ class AddedNoise(Noise):
     @cached_property
     def noisy_metrics(self) -> bool:
         federated = self.plan.simulation.metrics is Metrics.FEDERATED
-        return self.dp.unit is Unit.USER and federated
+        return self.unit.whole_client and federated
 
     def may_test(self, round_id: RoundId) -> bool:
         return not self.noisy_metrics or self._tested_in(round_id)
@@ -693,7 +729,7 @@ class AddedNoise(Noise):
 
     @cached_property
     def covers_rows(self) -> bool:
-        return self.dp.unit is Unit.USER and not self.exact
+        return self.unit.whole_client and not self.exact
 
     def warning(self, people: int) -> str:
         return delta_warning(self.dp.delta, people)
@@ -702,7 +738,7 @@ class AddedNoise(Noise):
         return {
             Figure.PUBLIC: True,
             Figure.METRIC: self.noisy_metrics,
-            Figure.COHORT: not self.plan.drawn_in_secret,
+            Figure.COHORT: self.setting.coins is not Coins.LEADER,
             Figure.ROWS: WHICH_ROWS.isdisjoint(self.exact),
             Figure.EXACT: False,
         }[figure]

@@ -342,7 +342,10 @@ class NoiseSetting:
         """What a client is charged for a round that it was not drawn for.
 
         Whoever does not know that sees a sample, whether it was in or not; others saw nothing.
+        Nothing where everybody knows who is drawn.
         """
+        if self.coins is not Coins.LEADER:
+            return
         for event in self.events(federation=federation, round_id=round_id):
             views = {o: v for o, v in event.seen if self.secret_to(o)}
             hidden = {o: Unseen() for o in Observer if o not in views}
@@ -435,9 +438,9 @@ class NoiseSetting:
     def limits(self, *, epsilon: float, delta: float) -> tuple[Limit, ...]:
         """This budget against every observer that it protects from, for a ledger.
 
-        A paper's target is no budget: no noise of its would be within it.
+        A paper's target is no budget: no noise of its would be within it; nor is an epsilon of 0.
         """
-        if self.printed:
+        if self.printed or not epsilon:
             return ()
         return tuple(
             Limit(epsilon=epsilon, delta=delta, unit=self.unit, against=observer)
@@ -461,8 +464,13 @@ class NoiseSetting:
 
         return max(needed(observer) for observer in self.distinct())
 
-    def rounds(self, *, epsilon: float, delta: float) -> int:
-        """How many rounds this budget lasts against every observer that it protects from."""
+    def rounds(self, *, epsilon: float, delta: float) -> int | None:
+        """How many rounds this budget lasts against every observer that it protects from.
+
+        None: an epsilon of 0 is no budget.
+        """
+        if not epsilon:
+            return None
         return min(
             rounds_within(
                 replace(self, selection=0.0, setup=0.0, metrics=0.0).parts(observer, 1),
