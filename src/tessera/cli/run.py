@@ -345,7 +345,7 @@ def run_synthetic(
     log = RunFolder.create(out, plan)
     console = Console(stderr=True, highlight=False)
     console.print(f"[yellow]{run_summary.SYNTHETIC}[/]", soft_wrap=True)
-    servers = "both servers" if schemes.of(plan).two_servers else "the server"
+    servers = schemes.of(plan).sum.servers
     many = len(members) > MOST_WATCHED or plan.privacy.pseudonyms
     seen_by = (servers if many else "each party") if record_views else ""
     started, aborted = time.monotonic(), None

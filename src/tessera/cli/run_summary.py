@@ -272,7 +272,7 @@ def show_synthetic(plan: Plan, facts: Mapping[str, Any], views: str, page: Page)
     also = f", views of {views}, true rows" if views else ""
     page.line(f"Written to {facts['folder']}: plan, events, rounds{also}.")
     if views:
-        who = "both servers" if schemes.of(plan).two_servers else "the server"
+        who = schemes.of(plan).sum.servers
         page.line(f"`tessera audit {facts['folder']}` attacks what {who} saw.")
 
 

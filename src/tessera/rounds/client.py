@@ -219,8 +219,9 @@ class ClientRound(TrainingClient):
         """Freeze what the answers depend on and charge for them: before the first message."""
         if self._rows.randomised:
             self._freeze_and_charge()
-        elif self._sum.masks and self.plan.tables:
-            self._local.release(self.plan, self.round_id, *self._noise.bare(THE_SUMS))
+        else:
+            bare = self._noise.bare(*self._sum.opened(self.plan))
+            self._local.release(self.plan, self.round_id, *bare)
         self._noise.charge(self._local.ledger, self.round_id)
 
     def _freeze_and_charge(self) -> None:
@@ -260,7 +261,7 @@ class ClientRound(TrainingClient):
                 privacy=frozen.privacy,
             ),
             reason=f"round {self.round_id}: rows revealed",
-            planned=plan.privacy.budget or None,
+            planned=plan.privacy.budget,
         )
         local.periods.count_round(plan.federation)
 
@@ -477,7 +478,7 @@ class ClientRound(TrainingClient):
                 self.written[name] = ids[tables[table].any(axis=1)]  # and not those below quorum
             context = state.asked.context
             given = Input(dense=state.dense, tables=tables, context=context, received=received)
-        elif not plan.counts_rows or not rows:
+        elif not rows:
             given = Input(dense=state.dense, received=received)
         else:
             given = self._sum.whole_input(plan, state.dense, rows, received)

@@ -20,6 +20,7 @@ from tessera.errors import MisuseError
 from tessera.ids import ClientId, Party, RoundId, StageId, TableId
 from tessera.learning.tables.submodel import Ids
 from tessera.plan import UNION, Plan
+from tessera.privacy.dp.events import THE_SUMS
 from tessera.protocols.machine import Outbound, to_all
 from tessera.protocols.plain import (
     Cut,
@@ -156,6 +157,15 @@ class Sum:
     def hides(self) -> bool:
         """Whether no single server sees a client's update, by masks or by shares."""
         return self.masks or self.two_servers
+
+    @property
+    def servers(self) -> str:
+        """Who sees its messages, as it is printed."""
+        return "both servers" if self.helpers else "the server"
+
+    def opened(self, plan: Plan) -> tuple[str, ...]:
+        """What of many clients it opens, and of none alone."""
+        return (THE_SUMS,) if self.masks and plan.tables else ()
 
     # --- roles ----------------------------------------------------------------------------------
 

@@ -116,13 +116,13 @@ class Ledger:
         event: Event,
         *,
         reason: str,
-        planned: float | None = None,
+        planned: float = 0.0,
         limits: Iterable[Limit] = (),
     ) -> None:
         """Charge for what is about to be sent; BudgetExceeded means that it must not be.
 
-        `planned` is the plan's budget per index, for a client that has none of its own; `limits`
-        are the plan's for other units, beside this client's own.
+        `planned` is the plan's budget per index, for a client that has none of its own (0: the
+        plan has none, either); `limits` are the plan's for other units, beside this client's own.
         """
         self._must_fit(event)
         for answer in event.answers:
@@ -234,10 +234,10 @@ class Ledger:
             found.append(((level, 1),))
         return tuple(part for parts in found for part in parts)
 
-    def _budget_for(self, privacy: IndexPrivacy, planned: float | None) -> float:
+    def _budget_for(self, privacy: IndexPrivacy, planned: float) -> float:
         if self.budget is not None:
             return self.budget
-        return default_budget(privacy) if planned is None else planned
+        return planned or default_budget(privacy)
 
     def _released(self, against: Observer, *, noisy: bool) -> Iterator[str]:
         """What is exact; and `noisy` sums, for a number of answers alone."""

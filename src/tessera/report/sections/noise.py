@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from tessera.plan import NoisyRows
 from tessera.privacy.dp.guarantee import Guarantee
 from tessera.privacy.dp.noise_setting import MARKS_MOVE
 from tessera.report import charts
@@ -17,6 +16,7 @@ from tessera.report.lineup import baselines
 from tessera.report.markup import Content, Markup, table, tag
 from tessera.report.numbers import epsilon, score, share
 from tessera.rounds.noise import paper_notes
+from tessera.rounds.noise_account import Figure
 
 SETUP, SELECTION, ROUNDS, METRICS = "set-up sum", "popularity of rows", "rounds", "metrics"
 
@@ -59,9 +59,8 @@ def kept(run: RunFigures) -> str:
 
 
 def trust_of(run: RunFigures) -> str:
-    section = run.noise.dp
-    rows = ", selected rows" if section.rows is NoisyRows.SELECTED else ""
-    cohorts = ", secret cohorts" if run.plan.drawn_in_secret else ""
+    rows = ", selected rows" if run.noise.selects_rows else ""
+    cohorts = ", secret cohorts" if not run.noise.covers(Figure.COHORT) else ""
     return f"{run.scheme}, noise by {run.noise.by}{rows}{cohorts}"
 
 
@@ -186,7 +185,7 @@ def observers(run: RunFigures) -> list[Content]:
         body.append(line)
     head = ["unit", *(observer.value for observer in seen)]
     note = f"At delta {section.delta:g}, for a client that was in every round. "
-    if run.plan.drawn_in_secret:
+    if not run.noise.covers(Figure.COHORT):
         note += "Whoever does not know the cohorts sees a sample of the clients in each. "
     note += "Infinite: sees it without noise. "
     if setting.row_moves:

@@ -87,7 +87,7 @@ class MemberWork:
                     privacy=self._frozen(period).privacy,
                 ),
                 reason=f"epoch {epoch}: rows of the group's union",
-                planned=plan.privacy.budget or None,
+                planned=plan.privacy.budget,
             )
         elif plan.tables:
             local.release(plan, at, *self._noise.bare(THE_SUMS))
