@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pytest
 
 from tessera import wire
-from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.entropy import ScriptedEntropy, SystemEntropy
 from tessera.crypto.keys import SigningKey
 from tessera.crypto.prg import Label
 from tessera.errors import ServerFault
@@ -42,6 +42,7 @@ from tessera.protocols.epochs.messages import (
     Delivery,
     DeliveryCertificate,
 )
+from tessera.protocols.union.choice import EncodingChoice
 from tessera.rounds import encode
 from tessera.rounds.epochs import messages
 from tessera.rounds.epochs.client import EpochClient, EpochClientSetup
@@ -71,7 +72,7 @@ def plan_of() -> Plan:
         ),
         model=ModelPlan(dense=1),
         groups=GroupsPlan(size=SIZE),
-        union=UnionPlan(max_rows=2 * EACH),
+        union=UnionPlan(max_rows=2 * EACH, encoding=EncodingChoice.SUM_TABLE),
     )
 
 
@@ -261,15 +262,22 @@ class LyingServer:
         at.period, at.union = at.period + 1, None
 
     def ask(
-        self, client: ClientId, epoch: OpenEpoch, keys: DeliveryCertificate | None = None
+        self,
+        client: ClientId,
+        epoch: OpenEpoch,
+        keys: DeliveryCertificate | None = None,
+        own: Delivered | None = None,
     ) -> Delivery:
-        """One member's delivery of whatever it is told; `ServerFault` if it refuses."""
+        """One member's delivery of whatever it is told; `ServerFault` if it refuses.
+
+        `own` is its own delivery of this epoch, which an honest server shows.
+        """
         self.visits += 1
         assigned = Assignment(
             visit=self.visits,
             header=epoch.header,
             certificate=keys or self.certificate,
-            own=None,
+            own=own,
         )
         return self.devices[client].answer(work_of(assigned, epoch))
 
@@ -329,6 +337,7 @@ CHAIN: Final = Line(member, "link", _chain_of_one)
 MAPS: Final = Line(messages, "maps_digest", lambda plan, union, derived: bytes(32))
 INPUTS: Final = Line(chain, "received", lambda header: [])
 MEMORY: Final = Line(GroupMember, "_check_memory", lambda self, message: None)
+COINS: Final = Line(GroupMember, "coins", property(lambda self: SystemEntropy()))
 SIGNATURE: Final = Line(Delivered, "is_signed", lambda self, group: True)
 
 
@@ -384,6 +393,10 @@ Reading = Callable[[Floats], npt.NDArray[Any]]
 
 def moved_least(moves: Floats) -> npt.NDArray[Any]:
     return np.argsort(np.linalg.norm(moves, axis=1))[:EACH]
+
+
+def moved(moves: Floats) -> npt.NDArray[Any]:
+    return np.flatnonzero(moves.any(axis=1))
 
 
 def moved_most(moves: Floats) -> npt.NDArray[Any]:
