@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from audit import shop
 from lying_server import (
     COINS,
     EACH,
@@ -25,9 +26,13 @@ from lying_server import (
     Tally,
     off,
 )
+from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import ServerFault
 from tessera.ids import ClientId, RoundId
+from tessera.rounds import encode
 from tessera.rounds.epochs.group import OpenEpoch
+from tessera.runs.client_training import Trainer
+from tessera.runs.training import Training
 
 FEW, ALL = 2, 30  # groups of ten
 UNION, UPDATE = 0, 2  # honest epochs before
@@ -132,3 +137,42 @@ def test_a_member_set_back_by_a_whole_epoch_leaves(epochs: int) -> None:
         after.devices[victim] = back
         with pytest.raises(ServerFault, match="this member's state was set back"):
             after.ask(victim, after.fixed())
+
+
+# --- what training again gives --------------------------------------------------------------------
+
+
+def trained_again(users: int) -> tuple[int, int]:
+    """(rows that differ, rows) of words that a member sends, trained alone and among ten others.
+
+    The same examples in the same order, from the same coins: only additions are in another order.
+    """
+    task = shop.shop(users)
+    plan = shop.plan_for(task, SIZE)
+    clients, words = [ClientId(c) for c in range(users)], []
+    for trainer in (Trainer.SEQUENTIAL, Trainer.VECTORISED):
+        with Training(task, plan, entropy=ScriptedEntropy(b"again"), trainer=trainer) as run:
+            words.append({})
+            for at in range(0, users, SIZE):
+                some = clients[at : at + SIZE]
+                jobs = [run.job(c, run._whole(c), RoundId(0)) for c in some]
+                trained = run._client_training.train(jobs, RoundId(0))
+                for client, job, result in zip(some, jobs, trained, strict=True):
+                    rows = job.submodel.trained
+                    words[-1][client] = encode.update_words(
+                        run.plan.group_plan, result.update, rows, job.coins
+                    )
+    differ = rows = 0
+    for alone, among in zip(words[0].values(), words[1].values(), strict=True):
+        for name, part in alone.tables.items():
+            differ += int((part.words != among.tables[name].words).any(axis=1).sum())
+            rows += len(part.ids)
+    return differ, rows
+
+
+@pytest.mark.campaign
+def test_training_again_shows_few_rows() -> None:
+    """What a lying server sees of a member that is set back; in the threat model."""
+    differ, rows = trained_again(300)
+    print(f"trained again under the same masks: {differ} of {rows} rows of 300 members show")
+    assert 0 < differ < 0.02 * rows
