@@ -6,10 +6,10 @@
 
 The table has 10^6 rows of 16, all of them at hand. A batch is 64 examples, drawn by coins, each
 with an item and a history of 20 of which the mean is taken, under two linear layers. Ours takes 100
-steps with noise from the system's entropy, and what untouched rows owe is drawn at the end and
-counted. Opacus takes fewer steps, with torch's generator: its ghost clipping, and plain per-sample
-gradients (8 GB). CPU seconds per step, and peak memory over that of the loaded model, each in a
-process of its own.
+steps with noise from the system's entropy, and the pending noise of untouched rows is drawn at the
+end and counted. Opacus takes fewer steps, with torch's generator: its ghost clipping, and plain
+per-sample gradients (8 GB). CPU seconds per step, and peak memory over that of the loaded model,
+each in a process of its own.
 
 The cohort is that of `cohort.py` (64,327 dense parameters, histories of 50), 20 clients with 320
 examples each. A round without noise is 10 steps of 32 examples; with noise it is 10 steps of 32

@@ -199,7 +199,7 @@ def test_without_the_library_the_extra_is_named() -> None:
     asked = [sys.executable, "-c", code, "privacy", "dp", "--noise", "1", "--rounds", "1"]
     told = subprocess.run(asked, capture_output=True, text=True, check=False)
     assert told.returncode == 2
-    assert told.stderr.startswith("error: a privacy account of noise needs dp-accounting")
+    assert told.stderr.startswith("error: privacy accounting needs dp-accounting")
     assert "hint: pip install 'tessera-fl[dp]'" in told.stderr
 
 

@@ -55,7 +55,7 @@ from tessera.simulation.views import StreamedViews, Views
 SYNTHETIC_ROUNDS: Final = 10
 ROWS: Final = 50
 MOST_WATCHED: Final = 200
-"""Up to so many clients, their views are recorded too: each has a file open during the run."""
+"""Up to this many clients, their views are recorded too: each has a file open during the run."""
 INTERRUPTED: Final = 130
 
 

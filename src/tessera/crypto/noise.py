@@ -381,7 +381,7 @@ class Gaussian(WordReader):
         """For each row what its number of steps adds up to, `width` integers; 0 steps are zeros."""
         out = np.zeros((len(steps), width), dtype=np.int32)
         due = np.flatnonzero(steps)
-        if not out[due].size:  # nothing owes, or rows have no values
+        if not out[due].size:  # no noise is due, or rows have no values
             return out
         distinct, which = np.unique(steps[due], return_inverse=True)
         terms = np.array([len(coefficients(int(k))) for k in distinct])

@@ -86,8 +86,8 @@ class DPPlan:
     per_row: int = 0
     """Unit index: examples of a client in a round that may change with one row.
 
-    The client cuts its examples to that, by its own coins: to so many aimed at a row, and so many
-    whose histories hold it, that with what comes in where a row is gone it is no more.
+    The client cuts its examples by its own coins: those with the row as their target, those with it
+    in their histories, and those that take their place without the row, are at most this many.
     """
     example_clip: float = 0.0
     """Unit index: longest contribution of one example to what a client sends.
@@ -102,7 +102,7 @@ class DPPlan:
     which protects nobody.
     """
     participation: float = 0.0
-    """Probability that a client is in a round, by the leader's coins; 0: by the seed.
+    """Probability that a client is in a round, sampled in secret; 0: by the seed.
 
     Unit user, with "server" or "each". Cohorts vary in size; `cohort` is to be the number that is
     expected, and is what sums are divided by. Against readers of the model, and against clients

@@ -57,7 +57,6 @@ from tessera.rounds.words import RowWords
 from tessera.wire.stored import ByDigest, Inner, Kept
 
 Sum = Annotated[SumClient, Inner("sum")]
-KeptUnion = Annotated[Kept[UnionOpened], ByDigest(UnionOpened)]
 KeptDownload = Annotated[Kept[Download], ByDigest(Download)]
 Words = Annotated[npt.NDArray[Any], wire.Words(MAX_SUM_BYTES)]
 

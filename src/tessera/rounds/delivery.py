@@ -2,7 +2,7 @@
 
 Both sides compute them from the same bytes, those of `Download`. What everybody is sent alike is
 the dense part, or the whole model where clients do not ask for rows; of a row a client has a digest
-if it asked for it. A server that gives two clients different models opens nothing
+if it asked for it. A server that gives two clients different models cannot open the sum
 (`protocols/secagg/transcript.py`).
 """
 

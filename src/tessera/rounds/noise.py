@@ -238,7 +238,7 @@ class PaperNoise(AddedNoise):
     """An algorithm of Marathe and Kanani 2022 verbatim: this one is `LocalSubDP`.
 
     It has no account: noise goes by the batch (`privacy/dp/subjects.py`). The claim stands
-    wherever a number would, and is named as printed.
+    wherever a number would, marked as the paper's.
     """
 
     by, honest = "every client", "nobody"

@@ -187,7 +187,7 @@ class RowSelection:
 
 
 def marked(rows: Mapping[str, Ids], sizes: Mapping[str, int]) -> Marks:
-    """A client's marks over all tables, 1 long together, or 0 if it holds no row."""
+    """A client's marks over all tables, of norm 1 together, or 0 if it holds no row."""
     held = sum(len(rows[name]) for name in sizes)
     marks = np.zeros(sum(sizes.values()))
     start = 0

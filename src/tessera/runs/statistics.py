@@ -165,11 +165,11 @@ def population_sum(
 # Sums over clients that are no updates, with the plan's noise on them.
 #
 # The popularity of rows and a task's set-up sum before the first round, metrics on held-out
-# examples after some rounds. A client's part is at most 1 long, in L2, and is cut towards zero to
-# integers, so that it stays so. Noise is added by whom the plan trusts (`[dp] trust`): the server,
-# to the sum; every client, all of it, to its own part; every client a share of it, under the masks
-# of a secure sum; or each of two servers, all of it, to the sum of its shares. Where a sum is
-# taken group by group, each group opens: in shares each has the whole noise.
+# examples after some rounds. A client's part has an L2 norm of at most 1, and is cut towards zero
+# to integers. Noise is added by whom the plan trusts (`[dp] trust`): the server, to the sum; every
+# client, all of it, to its own part; every client a share of it, under the masks of a secure sum;
+# or each of two servers, all of it, to the sum of its shares. Where a sum is taken group by group,
+# each group opens: in shares each has the whole noise.
 #
 # Noise is a discrete Gaussian over the same integers, thousands of them wide, and a share of it is
 # `LEAST_SHARE` wide or more, which the account takes for granted (`privacy/dp/noise_setting.py`).
@@ -180,7 +180,7 @@ def population_sum(
 
 Integers = npt.NDArray[np.int64]
 Part = Callable[[ClientId], npt.NDArray[np.float64]]
-"""A client's part of the sum, at most 1 long."""
+"""A client's part of the sum, of a norm of at most 1."""
 
 FINEST: Final = 20
 """A length of 1 is at most 2 to this many integers."""

@@ -501,7 +501,7 @@ def library() -> tuple[ModuleType, ModuleType]:
         )
     except ImportError as error:
         raise ConfigError(
-            "a privacy account of noise needs dp-accounting, which is not installed",
+            "privacy accounting needs dp-accounting, which is not installed",
             hint=install("dp"),
         ) from error
 

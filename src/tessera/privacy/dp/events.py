@@ -154,7 +154,7 @@ class NoisySum(Release):
             )
         if self.times < 1 or self.clients < 1:
             raise ConfigError(
-                f"{self.what}: {self.times} releases by {self.clients} clients are none",
+                f"{self.what}: {self.times} releases by {self.clients} clients",
                 hint="both are counts from 1 up",
             )
         if self.clients > 1 and self.unit is not Unit.SUBJECT:

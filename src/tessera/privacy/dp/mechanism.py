@@ -131,7 +131,7 @@ class SkellamNoise:
     def __post_init__(self) -> None:
         if not (self.variance > 0.0 and math.isfinite(self.variance)):
             raise ConfigError(
-                f"Skellam noise of variance {self.variance} is none",
+                f"Skellam noise of variance {self.variance}",
                 hint="a variance is above 0",
             )
         _check_moves(self.moves)

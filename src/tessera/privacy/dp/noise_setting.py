@@ -45,7 +45,7 @@ NO_ROUND: Final = RoundId(0)
 UNITS: Final = (Unit.INDEX, Unit.ITEM, Unit.USER, Unit.SUBJECT)
 MARKS_MOVE: Final = math.sqrt(2.0)
 """How far a client's marks move if a row is taken out of its examples, and with it what else only
-these examples hold: both vectors of marks are at most 1 long, and neither has a negative entry."""
+these examples hold: both vectors of marks have a norm of at most 1, and no negative entry."""
 MOST_MOVE: Final = 2.0
 """How far one client's clipped vector can move at all, in clips."""
 LEAST_SHARE: Final = 8.0
@@ -140,7 +140,9 @@ class NoiseSetting:
         check_rate(self.rate)
         for name in ("steps", "cap", "clients", "sources"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)} is none", hint="use 1 or more")
+                raise ConfigError(
+                    f"{name} = {getattr(self, name)} is below 1", hint="use 1 or more"
+                )
         for ratio in filter(None, (self.selection, self.setup, self.metrics)):
             check_noise(ratio)
         if (self.setup or self.metrics) and self.unit is not Unit.USER:
@@ -514,7 +516,7 @@ def holders_over_noise(setting: NoiseSetting, *, rows: int, width: int, cohort: 
     """
     for name, count in (("rows", rows), ("width", width), ("cohort", cohort)):
         if count < 1:
-            raise ConfigError(f"{name} = {count} is none", hint="use 1 or more")
+            raise ConfigError(f"{name} = {count} is below 1", hint="use 1 or more")
     sources: float = 1 if setting.trust is Trust.SERVER else cohort
     if setting.vector is not None and setting.trust is not Trust.SERVER:
         # as many as are in a sum, where so many are enough

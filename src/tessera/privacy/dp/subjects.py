@@ -109,7 +109,7 @@ def noise_as_printed(*, epsilon: float, delta: float, size: int, rate: float, st
 
 def check_size(size: int) -> None:
     if size < 1:
-        raise ConfigError(f"a group of {size} records is none", hint="use 1 or more")
+        raise ConfigError(f"a group of {size} records", hint="use 1 or more")
 
 
 # --- batches --------------------------------------------------------------------------------------

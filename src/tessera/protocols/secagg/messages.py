@@ -31,7 +31,6 @@ Client = Annotated[ClientId, wire.U32]
 Stage = Annotated[StageId, wire.U8]
 Rows = Annotated[npt.NDArray[np.uint64], IndexSet(MAX_ROWS)]
 Clients = Annotated[npt.NDArray[np.uint64], IndexSet(MAX_COHORT)]
-Boxes = Annotated[tuple[bytes, ...], wire.Sequence(wire.Exactly(BOX_BYTES), MAX_STAGES)]
 BoxesByClient = Annotated[
     dict[ClientId, tuple[bytes, ...]],
     wire.ByKey(wire.U32, wire.Sequence(wire.Exactly(BOX_BYTES), MAX_STAGES), MAX_COHORT),

@@ -31,10 +31,10 @@ from tessera.protocols.secagg.transcript import SentDigests
 # A recombined mask key must have the public key its owner advertised, a self-mask seed the
 # commitment. Where they differ some share is wrong. Shares are points of a polynomial, a Reed-
 # Solomon code word, so that with m of them and threshold t up to (m - t) // 2 wrong ones are found
-# wherever they are (Welch and Berlekamp, US patent 4,633,470, 1986), and their holders named; in
+# wherever they are (Welch and Berlekamp, US patent 4,633,470, 1986), and so are their holders; in
 # most cases more are, since a share is 16 such points that are wrong together. A wrong share may
 # be the fault of the holder that gave it or of the owner that sealed it. Where decoding fails the
-# owner is named.
+# owner is identified.
 
 
 SHARE_FIELD: Final = Field(17)
