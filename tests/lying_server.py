@@ -115,7 +115,7 @@ class Taste:
         self.pending = None
 
     def trained(
-        self, submodel: Submodel, order: npt.NDArray[np.intp]
+        self, submodel: Submodel, order: npt.NDArray[np.intp], examples: npt.NDArray[np.int64]
     ) -> tuple[ModelUpdate, Floats]:
         """Logistic factors, one step. Dot products are added up in this order of columns."""
         ids = submodel.trained[TABLE]
@@ -125,10 +125,10 @@ class Taste:
             score += rows[:, column] * own[column]
         error = np.float32(RATE) / (1 + np.exp(score))
         moves = error[:, None] * own
-        kinds, ones = submodel.trained[KINDS], np.ones(len(ids), np.int64)
+        kinds = submodel.trained[KINDS]
         tables = {
-            TABLE: TableUpdate(moves, ones),
-            KINDS: TableUpdate(np.full((len(kinds), 1), 0.1), ones[: len(kinds)]),
+            TABLE: TableUpdate(moves, examples[: len(ids)]),
+            KINDS: TableUpdate(np.full((len(kinds), 1), 0.1), np.ones(len(kinds), np.int64)),
         }
         update = ModelUpdate(np.zeros(1), len(ids), tables)
         return update, own + (error[:, None] * rows).mean(axis=0)
@@ -156,12 +156,13 @@ class Device:
         self.role, (deposit,) = EpochClient.join(self.setup)
         self.joined = deposit.data
         self.order = np.arange(WIDTH)
+        self.examples = np.ones(EACH, np.int64)  # of each of its rows
 
     def answer(self, data: bytes) -> Delivery:
         """What it sends after it was given this; `ServerFault` if it leaves."""
         out = self.role.receive(SERVER, data)
         if (submodel := self.role.pending) is not None:
-            update, own = self.taste.trained(submodel, self.order)
+            update, own = self.taste.trained(submodel, self.order, self.examples)
             rows = {"taste": TablePart(np.zeros(1, np.uint64), own[None])}
             self.setup.local.keep_pending(RoundId(self.role.base_round), rows)
             out = self.role.supply(update)
