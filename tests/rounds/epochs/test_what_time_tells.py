@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from lying_server import EACH, ROWS, SIZE, TABLE, B, LyingServer, Tally
+from lying_server import EACH, ROWS, TABLE, B, LyingServer, Tally
 from tessera.ids import ClientId
 
 # --- data frozen on arrival -----------------------------------------------------------------------
