@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tessera import tasks
@@ -27,8 +28,9 @@ def test_the_plan_of_every_task_reads_back(name, scheme):
     good = tasks.known(name).recommended
     usual = "secure-submodel" if tasks.known(name).kind.tables else "secure-fedavg"
     assert plan.scheme is Scheme(scheme or usual) and plan.task.name == name
-    # what depends on how many clients there are is left to the task
-    assert (plan.training, plan.server) == (good.training, None if good.shrinkage else good.server)
+    # what depends on how many clients there are is left to the task, and work in groups is bounded
+    assert replace(plan.training, examples=good.training.examples) == good.training
+    assert plan.server == (None if good.shrinkage else good.server)
     assert dict(plan.task.options) == tasks.known(name).options
 
 
@@ -65,6 +67,17 @@ def test_it_says_how_likely_a_holder_is_named_where_the_user_chooses(scheme, cap
         assert "identified with probability 1 / group at most (B)" in Path("plan.toml").read_text()
     else:
         assert ("(B = 1)" in said) == (scheme != "fedavg")
+
+
+def test_in_groups_that_wait_work_is_bounded_by_what_most_clients_have(monkeypatch):
+    known = tasks.known("taobao-like")
+    known = replace(known, read=partial(known.read, users=40, items=300))
+    monkeypatch.setattr(tasks, "known", lambda name: known)
+    counts = np.sort(np.diff(tasks.load("taobao-like", users=40, items=300).data.offsets))
+    for scheme, most in (("secure-submodel", counts[-3]), ("secure-fedavg", 0)):
+        assert cli.main(["init", "taobao-like", "--scheme", scheme, "--out", scheme]) == 0
+        assert Plan.read(Path(scheme)).training.examples == most
+    assert "95% of clients have no more" in Path("secure-submodel").read_text()
 
 
 def test_between_two_servers_the_cap_is_what_clients_hold(monkeypatch):

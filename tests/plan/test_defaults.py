@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from runs import raters, toy
@@ -33,7 +34,7 @@ def given(plan: Plan, to: Task) -> dict[str, Filled]:
 
 def test_a_plan_that_says_nothing_takes_all_from_its_task():
     found = given(Plan(scheme="fedavg", cohort=4), task(clip=7.0, max_rows=33))
-    every = {line.key for line in DEFAULTS} - {"model.shapes", "dp.setup"}
+    every = {line.key for line in DEFAULTS} - {"model.shapes", "dp.setup", "training.examples"}
     assert found.keys() == every
     assert found["update.clip"].value == 7.0 and found["union.max_rows"].value == 33
     assert all(one.because and one.text for one in found.values())
@@ -73,6 +74,39 @@ def test_the_first_line_of_a_key_that_applies_is_taken(section):
     assert found["server"].value.shrinkage == (0.0 if private else shrunk)
     assert found["update.clip"].value == (16.0 if section is None else max(1.0, section.clip))
     assert ("noise" in found["training"].because) is private
+
+
+def test_work_in_groups_that_wait_is_bounded_by_what_most_clients_have():
+    waiting = Plan(scheme="secure-submodel", cohort=4, groups={"size": 2})
+    good = task()
+    counts = np.sort(np.diff(good.data.offsets))
+    (line,) = (one for one in filled_in(waiting, good) if one.key == "training.examples")
+    assert line.value == counts[-1 - len(counts) // 20] and "95%" in line.because
+    done = with_defaults(waiting, filled_in(waiting, good))
+    assert done.training == replace(good.recommended.training, examples=line.value)
+    assert "training.examples" not in given(done, good)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"scheme": "fedavg"},
+        {"privacy": {"level": "cpp4"}},
+        {"training": {"examples": 3}},
+        {"training": LocalTraining(examples=3)},
+        {"dp": replace(STEPS, trust="local")},
+    ],
+)
+def test_other_plans_bound_no_work_or_do_so_themselves(more):
+    plan = Plan(**{"scheme": "secure-submodel", "cohort": 4, **more})
+    assert "training.examples" not in given(plan, task())
+
+
+def test_a_task_that_bounds_work_itself_is_asked_first():
+    plan = Plan(scheme="secure-submodel", cohort=4)
+    assert "training.examples" not in given(plan, task(training=LocalTraining(examples=9)))
+    said = replace(plan, training=LocalTraining(batch=2))
+    assert "training.examples" in given(said, task(training=LocalTraining(examples=9)))
 
 
 def test_secret_cohorts_divide_by_what_is_expected():

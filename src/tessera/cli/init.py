@@ -219,6 +219,9 @@ def init(
             )
     write = partial(written, task, out.name, scheme, found, filled, noise=noise)
     text = write(cap=found.recommended.max_rows)
+    if noise is None and not found.recommended.training.examples and Plan.parse(text).grouped:
+        write = partial(write, **work(task, {**found.options, **filled}))
+        text = write(cap=found.recommended.max_rows)
     if entry.two_servers and found.kind.tables:
         held = counted(Plan.parse(text))
         cap = found.recommended.max_rows if held is None else held.fitting
@@ -240,6 +243,19 @@ def clients_of(task: str, options: Mapping[str, Any]) -> int | None:
             return tasks.load(task, **options).data.clients
         except ConfigError:
             return None
+
+
+def work(task: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A cap on the examples of a round, for groups that wait; 0 if the data is not at hand yet."""
+    from tessera import tasks
+    from tessera.plan.defaults import USUAL, usual_work
+
+    with Console(stderr=True).status(f"counting the examples of {task}'s clients"):
+        try:
+            most = usual_work(tasks.load(task, **options))
+        except ConfigError:
+            return {"work_notes": (f"In groups: what {USUAL:.0%} of clients have at most",)}
+    return {"work": most, "work_notes": (f"{USUAL:.0%} of clients have no more",)}
 
 
 def noise_for(unit: str, scheme: str, known: Known) -> DPPlan | None:
@@ -315,13 +331,17 @@ def written(
     *,
     cap: int,
     notes: tuple[str, ...] = (),
+    work: int = 0,
+    work_notes: tuple[str, ...] = (),
     noise: DPPlan | None = None,
 ) -> str:
     """The plan with what the task recommends, and its options as `filled` in.
 
-    `cap` is max_rows, and `notes` are about it.
+    `cap` is max_rows and `work` bounds the examples of a round, each with notes about it.
     """
     good = known.recommended
+    training = trained_with(noise, good.training)
+    training = replace(training, examples=work or training.examples)
     keys = ["clip", "dense_clip", "levels", "max_count", "average"]
     update = UpdatePlan(clip=good.clip, dense_clip=good.dense_clip, average=good.average)
     if not known.kind.tables and schemes.named(scheme).two_servers:
@@ -336,7 +356,7 @@ def written(
             HEAD.format(name=name),
             top_level(federation=task, scheme=Scheme(scheme), cohort=good.cohort, seed=0),
             task_section(task, {**known.options, **filled}, known.kind.explained),
-            section("training", trained_with(noise, good.training)),
+            section("training", training, notes={"examples": work_notes}),
             NO_SERVER if good.shrinkage else section("server", good.server),
             section("update", update, tuple(keys)),
             section(

@@ -100,6 +100,14 @@ class TaskFacts:
         )
 
     @property
+    def work_cap(self) -> int | None:
+        """Where fixed groups wait for everybody's training, and nothing else bounds it."""
+        plan, settings = self.plan, self.in_steps or self.on_updates or self.recommended
+        if not plan.grouped or (plan.dp is not None and plan.dp.by_examples):
+            return None
+        return None if (plan.training or settings.training).examples else usual_work(self.task)
+
+    @property
     def noisy_clip(self) -> float | None:
         dp = self.plan.dp
         return None if dp is None else max(1.0, dp.clip)
@@ -117,6 +125,16 @@ class TaskFacts:
         if dp is None or dp.unit is not Unit.USER or setup is None or not setup.sums:
             return None
         return SETUP_SHARE
+
+
+USUAL: Final = 0.95
+"""The share of clients that train on all they have, under a cap that a task gives."""
+
+
+def usual_work(task: Task) -> int:
+    """As many examples as this share of clients has at most."""
+    counts = np.diff(task.data.offsets)
+    return int(np.quantile(counts[counts > 0], USUAL, method="higher"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +180,10 @@ def _no_training(plan: Plan) -> bool:
     return plan.training is None
 
 
+def _no_work_cap(plan: Plan) -> bool:
+    return plan.training is None or not plan.training.examples
+
+
 def _no_server(plan: Plan) -> bool:
     return plan.server is None
 
@@ -193,6 +215,12 @@ DEFAULTS: Final = (
     Default("training", _no_training, lambda f: f.in_steps and f.in_steps.training, IN_STEPS),
     Default("training", _no_training, lambda f: f.on_updates and f.on_updates.training, ON_UPDATES),
     Default("training", _no_training, lambda f: f.recommended.training, GOOD),
+    Default(
+        "training.examples",
+        _no_work_cap,
+        lambda f: f.work_cap,
+        f"work in fixed groups is bounded: {USUAL:.0%} of clients have no more",
+    ),
     Default("server", _no_server, lambda f: f.in_steps and f.in_steps.server, IN_STEPS),
     Default("server", _no_server, lambda f: f.on_updates and f.on_updates.server, ON_UPDATES),
     Default("server", _no_server, lambda f: f.recommended.server, GOOD),
@@ -266,8 +294,9 @@ def with_defaults(plan: Plan, filled: Iterable[Filled]) -> Plan:
             parts[section][key] = one.value
         else:
             whole[section] = one.value
-    sections = {name: replace(getattr(plan, name), **keys) for name, keys in parts.items()}
-    return replace(plan, **whole, **sections)
+    for name, keys in parts.items():
+        whole[name] = replace(whole.get(name, getattr(plan, name)), **keys)
+    return replace(plan, **whole)
 
 
 # --- what a plan cannot be with its task ----------------------------------------------------------
