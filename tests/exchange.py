@@ -50,11 +50,15 @@ UNIFORM: Final[Mapping[str, frozenset[str]]] = {
     "ConsistencySignature": frozenset({"signature"}),
     "Endorsement": frozenset({"signature"}),
     "RevealedShares": frozenset({"self_masks", "mask_keys", "row_keys"}),
+    "Delivered": frozenset({"link", "vector", "mask_key", "signature"}),
+    "Delivery": frozenset({"vector"}),
 }
 """By kind of record the fields that are keys, signatures, ciphertexts, shares or masked words.
 
 They look uniform to whoever sees them, so that only their length counts; what masked words add up
 to is compared where it is opened. Every other field of every message is compared as it is."""
+NESTED: Final[Mapping[str, frozenset[str]]] = {"EpochWork": frozenset({"assignment"})}
+"""Fields that are messages themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +104,14 @@ def _content(data: bytes) -> Any:
 def seen(value: Any) -> Any:
     """What is to be seen of a value, in a form that can be compared."""
     if is_dataclass(value) and not isinstance(value, type):
-        uniform = UNIFORM.get(type(value).__name__, frozenset())
-        return tuple(
-            (f.name, (shape_of if f.name in uniform else seen)(getattr(value, f.name)))
-            for f in fields(value)
-        )
+        uniform, nested = (by.get(type(value).__name__, frozenset()) for by in (UNIFORM, NESTED))
+
+        def of_field(name: str, given: Any) -> Any:
+            if name in uniform:
+                return shape_of(given)
+            return _content(given) if name in nested else seen(given)
+
+        return tuple((f.name, of_field(f.name, getattr(value, f.name))) for f in fields(value))
     return _walked(value, seen, lambda leaf: leaf)
 
 
@@ -240,6 +247,7 @@ CLIENT_AT: Final[Mapping[str, int]] = {
     Label.PARTY_ROOT: 2,
     Label.CLIENT_SECRET: 1,
     Label.PERIOD_SECRET: 0,
+    Label.EPOCH_ROOT: 2,
 }
 """Where a request for what belongs to a client's data names the client, among its contexts.
 
