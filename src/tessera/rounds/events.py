@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from math import isfinite
+from math import isfinite, nan
 from typing import Any
 
 
@@ -61,21 +61,21 @@ class RoundFinished:
     round_id: int
     cohort: int
     survivors: int
-    union_rows: int
-    union_residual: int
-    rows_opened: int
-    rows_below_quorum: int
-    rows_shrunk: int
-    rows_lost: int
+    union_rows: int = 0
+    union_residual: int = 0
+    rows_opened: int = 0
+    rows_below_quorum: int = 0
+    rows_shrunk: int = 0
+    rows_lost: int = 0
     weight: int
-    measured: bool
-    secure: bool
-    bytes_up: Mapping[str, float]
-    bytes_down: Mapping[str, float]
-    client_seconds: Mapping[str, float]
-    server_seconds: Mapping[str, float]
-    epsilon: float
-    condition: str
+    measured: bool = False
+    secure: bool = False
+    bytes_up: Mapping[str, float] = field(default_factory=dict)
+    bytes_down: Mapping[str, float] = field(default_factory=dict)
+    client_seconds: Mapping[str, float] = field(default_factory=dict)
+    server_seconds: Mapping[str, float] = field(default_factory=dict)
+    epsilon: float = nan
+    condition: str = ""
     metric: float | None = None
     validation: float | None = None
     loss: float | None = None

@@ -69,7 +69,7 @@ EVERYBODY: Final = frozenset(Observer)
 
 
 class Trust(StrEnum):
-    """Who adds the noise, and so who has to be honest."""
+    """Who adds the noise, and so who has to be honest; the most demanding first."""
 
     SERVER = "server"
     """The server, who sees the data and adds the noise."""

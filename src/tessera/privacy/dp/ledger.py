@@ -75,10 +75,6 @@ class Limit:
             )
 
 
-DEMANDS: Final = (Trust.LOCAL, Trust.EACH, Trust.SHARES, Trust.SERVER)
-"""Who has to be honest, the most demanding last: composed events ask for all of it."""
-
-
 class Ledger:
     """One client's record of privacy spent, against a budget per index and limits per other unit.
 
@@ -276,8 +272,9 @@ class Ledger:
         return next(iter(named), unit.adjacency)
 
     def _trust(self, against: Observer) -> Trust:
+        """The most demanding: composed events ask for all of it."""
         asked = {e.trust for e in self._noisy() if e.shown_to(against)}
-        return max(asked, key=DEMANDS.index, default=Trust.LOCAL)
+        return next((trust for trust in Trust if trust in asked), Trust.LOCAL)
 
     def _assumption(self, unit: Unit, against: Observer) -> str:
         seen = [e for e in self._noisy() if e.shown_to(against)]

@@ -42,7 +42,6 @@ from tessera.privacy.dp.mechanism import (
 
 NO_ROUND: Final = RoundId(0)
 """Of a forecast, which charges all rounds at once."""
-UNITS: Final = (Unit.INDEX, Unit.ITEM, Unit.USER, Unit.SUBJECT)
 MARKS_MOVE: Final = math.sqrt(2.0)
 """How far a client's marks move if a row is taken out of its examples, and with it what else only
 these examples hold: both vectors of marks have a norm of at most 1, and no negative entry."""
@@ -161,11 +160,6 @@ class NoiseSetting:
             raise ConfigError(
                 f"records = {self.records} is not a count", hint="use 0 where none is stated"
             )
-        if self.unit not in UNITS:
-            raise ConfigError(
-                f"noise has no account per {self.unit.value}",
-                hint=f"use {', '.join(unit.value for unit in UNITS)}",
-            )
         if (self.unit is Unit.INDEX) is not (self.row_moves > 0.0):
             raise ConfigError(
                 f"noise has no account per {self.unit.value} where a row moves what a client sends "
@@ -236,7 +230,7 @@ class NoiseSetting:
     @property
     def units(self) -> tuple[Unit, ...]:
         """The units that this noise may have a number for: of an index only if it is for one."""
-        return UNITS if self.unit is Unit.INDEX else UNITS[1:]
+        return tuple(unit for unit in Unit if unit is not Unit.INDEX or unit is self.unit)
 
     @property
     def of_client(self) -> float:
