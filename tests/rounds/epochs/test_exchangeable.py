@@ -121,7 +121,7 @@ def _another_delivery(work: EpochWork) -> EpochWork:
 
 
 def _nothing_readable(work: EpochWork) -> EpochWork:
-    return replace(work, assignment=work.assignment[:-1])
+    return replace(work, assignment=bytes(len(work.assignment)))
 
 
 Lie = Callable[[EpochWork], EpochWork]
@@ -236,7 +236,7 @@ def lived(
                     run.visit(client)
             run.opens()
         return run.view
-    liar = int(rng.integers(20, 60))  # the visit in which somebody is lied to
+    liar = int(rng.integers(20, 60))  # from this visit on, until somebody leaves
     for number in range(80):
         client = members[int(rng.integers(SIZE))]
         restarts, again, lie = rng.random() < 0.3, rng.random() < 0.3, int(rng.integers(len(LIES)))
@@ -244,7 +244,7 @@ def lived(
             continue
         if restarts:
             run.kill(client)
-        run.visit(client, LIES[lie] if number == liar else None)
+        run.visit(client, LIES[lie] if number >= liar and not run.gone else None)
         if client not in run.gone and again:
             run.say(client, run.clients[client].resend())
         run.opens()
