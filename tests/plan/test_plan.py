@@ -161,12 +161,6 @@ width = 4
 """
 
 
-def test_a_digest_outlives_the_names_of_its_keys() -> None:
-    """Computed with these keys called memory, pull and goods."""
-    digest = "5c977c9002d02e75f8fd60b7d859a34cc0f04d1b27aac6acb1847769660a0f0a"
-    assert Plan.parse(TRAINED).digest.hex() == digest
-
-
 @pytest.mark.parametrize(("old", "new"), [("memory", "beta2"), ("pull", "shrinkage")])
 def test_a_former_key_is_refused_with_its_new_name(old: str, new: str) -> None:
     error = refused(TRAINED.replace(new, old))

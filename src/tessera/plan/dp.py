@@ -1,8 +1,7 @@
 """The section [dp]: noise that keeps a budget per index, item, user or subject.
 
-A section of its own and no default: a plan without it trains without noise, and has the digest that
-it always had. What the whole plan has to be like for it is checked in `checks.py`; what it
-amounts to is `rounds/noise.py`.
+A section of its own and no default: a plan without it trains without noise. What the whole plan has
+to be like for it is checked in `checks.py`; what it amounts to is `rounds/noise.py`.
 """
 
 from __future__ import annotations

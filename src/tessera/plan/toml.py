@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import json
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, asdict, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_origin, get_type_hints
@@ -28,78 +28,13 @@ if TYPE_CHECKING:
     from tessera.plan.plan import Plan
 
 
-# --- renamed --------------------------------------------------------------------------------------
-#
-# Keys of a plan that once had another name, or were not there.
-#
-# The digest keeps the former names, and leaves a key that came later out where it has the value
-# that went without saying: it binds every key and signature of a round, so a plan that says the
-# same must keep the digest it had. A file with a former name is refused with a hint.
-
-
-FORMER: Final[Mapping[tuple[str, str], str]] = {
-    ("server", "beta2"): "memory",
-    ("server", "shrinkage"): "pull",
-    ("task", "items"): "goods",
+RENAMED: Final[Mapping[tuple[str, str], str]] = {
+    ("server", "memory"): "it is called beta2 now",
+    ("server", "pull"): "it is called shrinkage now",
+    ("privacy", "group"): "it is [groups] size now",
+    ("privacy", "fixed_groups"): "it is [groups] size now",
 }
-"""(section, key): what the key was called before."""
-
-ADDED: Final[Mapping[tuple[str, str], Any]] = {
-    ("model", "packed"): "",
-    ("model", "largest"): 65504.0,
-    ("model", "shapes"): "",
-    ("training", "examples"): 0,
-    ("update", "top"): 1.0,
-    ("update", "top_by"): "element",
-    ("update", "error_feedback"): False,
-    ("dp", "corrupt"): 0,
-    ("dp", "rows"): "own",
-    ("dp", "row_list"): "",
-    ("dp", "row_limit"): 2**20,
-    ("dp", "counts"): 0.0,
-    ("dp", "printed"): "none",
-    ("dp", "participation"): 0.0,
-    ("groups", "size"): 0,
-    ("groups", "age_weight"): 0.5,
-    ("groups", "period"): 0,
-    ("groups", "retire_after"): 3,
-    ("groups", "longest_wait"): 100,
-    ("groups", "delay"): 0.0,
-    ("groups", "small"): False,
-}
-"""(section, key): the value under which plans without this key are meant."""
-
-MOVED: Final[Mapping[tuple[str, str], str]] = {
-    ("privacy", "group"): "[groups] size",
-    ("privacy", "fixed_groups"): "[groups] size",
-}
-"""(section, key): where a key of another section is now."""
-
-GONE: Final[Mapping[tuple[str, str], str]] = {
-    ("privacy", "one_participation"): "\nfixed_groups = 0",
-}
-"""(section, key): the line that followed the key in digests, of a key that is there no more."""
-
-
-def former(section: str, key: str) -> str:
-    """The name under which a key enters the digest."""
-    return FORMER.get((section, key), key)
-
-
-def implied(section: str, key: str, value: Any) -> bool:
-    """Whether a key stays out of the digest."""
-    return (section, key) in ADDED and bool(ADDED[section, key] == value)
-
-
-def gone(section: str, key: str) -> str:
-    """What follows a key in the digest."""
-    return GONE.get((section, key), "")
-
-
-def current(section: str, key: str) -> str | None:
-    """What a key is called now, if this is its former name."""
-    return next((new for (of, new), old in FORMER.items() if (of, old) == (section, key)), None)
-
+"""(section, key): the hint for a key that once had another name, or another place."""
 
 # --- toml -----------------------------------------------------------------------------------------
 #
@@ -177,39 +112,30 @@ def parse(text: str, source: str) -> dict[str, Any]:
 def write(
     plan: Plan,
     names: Iterable[str] = SECTIONS,
-    *,
-    spelling: Callable[[str, str], str] = lambda section, key: key,
-    implied: Callable[[str, str, Any], bool] = lambda section, key, value: False,
-    after: Callable[[str, str], str] = lambda section, key: "",
     without: Collection[str] = (),
 ) -> str:
     """The plan with these sections, as a file that reads back to the same plan.
 
-    `spelling` names a key of a section, what is `implied` is left out, and `after` a key may be
-    another line; the digest has reasons for these. Keys `without` which it is written are of the
-    top level.
+    Keys `without` which it is written are of the top level.
     """
     lines = [
         f"{name} = {toml_value(getattr(plan, name))}" for name in TOP_LEVEL if name not in without
     ]
     if plan.task.name:
-        options = sorted((spelling("task", k), value) for k, value in plan.task.options.items())
         lines += ["", "[task]", f"name = {toml_value(plan.task.name)}"]
+        options = sorted(plan.task.options.items())
         lines += [f"{name} = {toml_value(value)}" for name, value in options]
     for name in names:
         part = getattr(plan, name)
         if part is None and name in plan.partial:
-            given = sorted(
-                (spelling(name, key), value) for key, value in plan.partial[name].items()
-            )
+            given = sorted(plan.partial[name].items())
             lines += ["", f"[{name}]", *(f"{key} = {toml_value(value)}" for key, value in given)]
         if part is None:
             continue
         keys = [
-            f"{spelling(name, f.name)} = {toml_value(getattr(part, f.name))}{after(name, f.name)}"
+            f"{f.name} = {toml_value(getattr(part, f.name))}"
             for f in fields(part)
             if not (name == "privacy" and part.level and f.name in ("p1", "p2", "p3", "p4"))
-            and not implied(name, f.name, getattr(part, f.name))
         ]
         lines += ["", f"[{name}]", *keys] if keys else []
     for t in plan.tables:
@@ -308,13 +234,9 @@ def _checked(name: str, kind: type[Any], value: Any, source: str, where: str) ->
 
 
 def _unknown(source: str, where: str, name: str, known: list[str]) -> ConfigError:
-    renamed = current(where.strip("[]"), name)
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
-    if moved := MOVED.get((where.strip("[]"), name)):
-        hint = f"it is {moved} now"
-    if renamed is not None:
-        hint = f"it is called {renamed} now"
+    hint = RENAMED.get((where.strip("[]"), name), hint)
     return ConfigError(f"{source}: unknown key {f'{where} {name}'.strip()}", hint=hint)
 
 
@@ -336,5 +258,4 @@ def toml_value(value: Any) -> str:
 def digest(plan: Plan, without: Collection[str] = ()) -> bytes:
     """SHA-256 of the plan's text without the sections that clients have no part in."""
     names = [name for name in SECTIONS if name not in AGREED_BY_NOBODY]
-    agreed = write(plan, names, spelling=former, implied=implied, after=gone, without=without)
-    return hashlib.sha256(agreed.encode()).digest()
+    return hashlib.sha256(write(plan, names, without).encode()).digest()
