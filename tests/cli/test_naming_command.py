@@ -88,6 +88,10 @@ def test_the_bound_of_a_group_stands_with_its_conditions_and_without_an_epsilon(
     assert "psilon" not in sentence
     for each, expected in ((0, "10.0%"), (2, "12.5%"), (5, "20.0%")):
         assert f"at most (B), {each} members with the server {expected}" in sentence
+    assert (
+        "With 20% of all clients corrupt B is 0.125 on average, and 0.2 or more for 2%" in sentence
+    )
+    assert "With 30% of all clients corrupt B is 0.143 on average" in sentence
 
 
 def test_a_late_dropout_at_cpp5_is_qualified(capsys: pytest.CaptureFixture[str]) -> None:

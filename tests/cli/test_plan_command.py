@@ -134,7 +134,6 @@ def test_predicted_bytes_are_those_of_real_rounds(scheme: Scheme) -> None:
         '[security]\nthreat = "active"\n[privacy]\nlevel = "cpp5"\n',
         '[security]\ndropout = 0.05\ngraph = "sparse"\n',
         '[model]\ndense = 3000\nprecision = "float16"\n',
-        GROUPS_OF_SIX,
     ],
 )
 def test_predicted_bytes_follow_the_plan(extra: str) -> None:
@@ -293,6 +292,39 @@ def test_seconds_of_a_round_are_those_of_all_its_groups(tmp_path: Path) -> None:
     assert forecast.groups == 10 and forecast.plan.cohort == 6
     found = round_seconds(forecast)
     assert found["simulated"] == pytest.approx(60 * found["client"] + found["server"])
+
+
+def test_what_is_printed_of_groups_that_wait(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.toml"
+    text = PLAN.format(scheme="secure-submodel").replace("cohort = 12", "cohort = 40")
+    path.write_text(
+        extended(text, '[privacy]\nlevel = "groups"\n[groups]\nsmall = true\nperiod = 20\n')
+        + "[simulation]\ndropout = 0.3\n"
+    )
+    groups = report(capsys, path)["groups"]
+    assert groups["size"] == 10 and groups["waiting"]["counted"] == pytest.approx(0.7, abs=0.03)
+    assert groups["waiting"]["p95"] >= groups["waiting"]["mean"] > 1.0
+    alive = groups["alive_after_a_year"]
+    assert [round(100 * each) for each in alive.values()] == [30, 9, 0]
+    weak = groups["corrupt"]
+    assert [round(weak[f]["mean"], 3) for f in ("0.2", "0.3")] == [0.125, 0.143]
+    assert [round(weak[f]["weak"], 2) for f in ("0.2", "0.3")] == [0.02, 0.1]
+    assert report(capsys, path, "--dropout", "0")["groups"]["waiting"]["counted"] == 1.0
+    assert cli.main(["plan", str(path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for part in (
+        "in fixed groups of 10. A sum opens over all members",
+        "invitations that count, if 30% are absent",
+        "the union, every 20 updates",
+        "groups alive after a year, if 1%, 2%, 5% of clients",
+        "30%, 9%, 0%",
+        "groups on the operator's word, nobody knows who was active between two periods",
+        "small = true: among few newcomers",
+    ):
+        assert part in said, part
+    assert "quorum" not in said
 
 
 def test_a_server_of_fixed_groups_learns_of_groups_and_no_answers(

@@ -132,7 +132,9 @@ def test_a_bound_is_never_told_without_its_conditions() -> None:
     assert in_words(0.1).startswith("a row's holder is identified with at most 10% probability (")
     assert CONDITIONS in in_words(1 / 3)
     assert in_words(1.0) == "a row's holder can be identified (B = 100%)"
-    for supposed in ("one holder", "honest", "known row", "no second group", "server's word"):
+    assert Promise(group=10).in_words() == in_words(0.1)
+    assert "active between two periods" in Promise(group=10, periods=True).in_words()
+    for supposed in ("one holder", "honest", "known row", "no second group", "operator's word"):
         assert supposed in CONDITIONS
 
 

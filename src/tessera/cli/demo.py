@@ -12,7 +12,6 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -20,10 +19,11 @@ import typer
 from rich.console import Console
 
 from tessera.cli.format import AsJson, warn_if_slow
+from tessera.cli.plan import with_scheme
 from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.plan import Plan, PrivacyPlan, Scheme, SimulationPlan, TaskPlan, UnionPlan
-from tessera.plan.sections import GROUP_SIZE, GROUPS
+from tessera.plan import GroupsPlan, Plan, PrivacyPlan, Scheme, SimulationPlan, TaskPlan, UnionPlan
+from tessera.plan.sections import GROUPS
 from tessera.report.numbers import percent, seconds
 from tessera.report.progress import RunProgress, progress
 from tessera.rounds import schemes
@@ -46,6 +46,7 @@ SHOP: Final = {
     "size": "tiny",
 }
 COHORT: Final = 40
+GROUP: Final = 10
 MAX_ROWS: Final = 160
 """More than any user holds in this shop; messages between two servers are sized for it."""
 WATCHED: Final = 24
@@ -89,11 +90,12 @@ def demo(
     console = Console(stderr=True, highlight=False)
     options: dict[str, Any] = {**SHOP, "seed": seed}
     base = Plan(
-        scheme=Scheme.SUBMODEL,
+        scheme=schemes.DEFAULT,
         cohort=COHORT,
         federation="demo",
         seed=seed,
         privacy=PrivacyPlan(level=level),
+        groups=GroupsPlan(size=GROUP if level == GROUPS else 0),
         union=UnionPlan(max_rows=MAX_ROWS),
         task=TaskPlan(name="taobao-like", options=options),
         simulation=SimulationPlan(rounds=rounds, dropout=dropout, evaluate_every=5),
@@ -108,7 +110,7 @@ def demo(
         f"{COHORT} users under {len(chosen)} schemes; {percent(dropout)} drop out.",
         width=min(console.width, 100),
     )
-    plans = {e.scheme: complete(replace(base, scheme=e.scheme), task) for e in chosen}
+    plans = {e.scheme: complete(with_scheme(base, e.scheme), task) for e in chosen}
     truth = rows_of_clients(task, plans[base.scheme])
     mean = sum(map(len, truth.values())) / len(truth)
     usual = sorted(truth, key=lambda c: (abs(len(truth[c]) - mean), c))[:WATCHED]
@@ -204,7 +206,7 @@ def demonstration(
     return Demonstration(
         runs=load_all([folders[scheme] for scheme in order]),
         rounds=rounds,
-        group=GROUP_SIZE,
+        group=GROUP,
         user=task.data.names_of("user").name(int(person)),
         items=[names.name(row) for row in rows],
         known=known,

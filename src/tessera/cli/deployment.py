@@ -17,7 +17,7 @@ from tessera.crypto.entropy import Entropy, ScriptedEntropy, SystemEntropy
 from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER, ClientId
 from tessera.plan import Plan
-from tessera.protocols.membership.proof import ON_THE_OPERATORS_WORD
+from tessera.privacy.index.bound import ON_THE_OPERATORS_WORD
 from tessera.services.bundle import Bundle, pack_synthetic, pack_task
 from tessera.services.deployment import (
     Account,

@@ -33,7 +33,7 @@ from tessera.plan import (
 from tessera.plan.dp import trained_with
 from tessera.plan.reference import MESSAGES, section, task_section, top_level
 from tessera.plan.sections import GROUP_SIZE
-from tessera.privacy.index.bound import ANY_ROUNDS, COMING_AND_GOING, NAMED, in_words
+from tessera.privacy.index.bound import ANY_ROUNDS, COMING_AND_GOING, NAMED
 from tessera.rounds import schemes
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ def named_or_not(plan: Plan) -> str:
         return f"{NAMED}."
     return (
         f'level = "groups": in groups of {plan.group_size} '
-        f"{in_words(plan.promise.bound())}, {ANY_ROUNDS}; {COMING_AND_GOING}."
+        f"{plan.promise.in_words()}, {ANY_ROUNDS}; {COMING_AND_GOING}."
     )
 
 

@@ -29,7 +29,8 @@ from tessera.plan import GroupsPlan, Plan, PrivacyPlan, Scheme, Trust
 from tessera.plan.reference import example_plan
 from tessera.privacy.dp.guarantee import INDEX_SCOPE, json_number
 from tessera.privacy.index import exposure, known_rows
-from tessera.privacy.index.bound import COMING_AND_GOING, NAMED, in_words
+from tessera.privacy.index.bound import COMING_AND_GOING, NAMED, SMALL
+from tessera.privacy.index.groups import DrawnGroups
 from tessera.report.numbers import percent, share, size
 from tessera.rounds import schemes
 from tessera.rounds.forecast import Forecast
@@ -111,6 +112,8 @@ def plan(
     warn_if_slow(found)
     assumed = found.union.max_rows if held is None else held.mean
     absent = found.security.dropout if dropout is None else dropout
+    if found.grouped and dropout is None:
+        absent = found.simulation.dropout or absent
     forecast = Forecast(
         found,
         rows_per_client=assumed if rows_per_client is None else rows_per_client,
@@ -127,7 +130,7 @@ def plan(
         {"key": one.key, "value": one.text, "because": one.because} for one in given
     ]
     if found.grouped:
-        groups = describe_groups(found, absent)
+        groups = describe_groups(forecast, found, absent, population or 0)
         report |= {**groups, "assumed": report["assumed"] | groups["assumed"]}
     if as_json:
         typer.echo(json.dumps(report))
@@ -269,7 +272,7 @@ def describe(
         report["union"] = describe_union(plan)
     if entry.randomises:
         report["privacy"] = describe_privacy(plan, joined)
-        if not plan.grouped:  # the round of an incomplete group is discarded
+        if not plan.grouped:  # a group waits for whoever is missing
             report["late_dropout"] = {t.name: describe_late(forecast, t.name) for t in plan.roots}
     if forecast.work is not None or entry.two_servers:
         report["seconds"] = round_seconds(forecast)
@@ -355,13 +358,22 @@ def describe_noise(plan: Plan) -> dict[str, Any]:
     }
 
 
-def describe_groups(plan: Plan, absent: float) -> dict[str, Any]:
-    """Fixed groups: `absent` is the share of clients that drop out of a round."""
-    size = plan.group_size
-    opens = (1.0 - absent) ** size
+def describe_groups(
+    forecast: Forecast, plan: Plan, absent: float, population: int
+) -> dict[str, Any]:
+    """Fixed groups that wait, if this share of invited clients is absent; `plan` is the whole."""
+    up, down = forecast.union_bytes
     return {
         "cohort": plan.cohort,
-        "groups": {"size": size, "per_round": plan.cohort // size, "opens": opens},
+        "groups": {
+            "size": plan.group_size,
+            "small": plan.groups.small,
+            "period": plan.groups.period,
+            "waiting": asdict(forecast.waiting(absent=absent, population=population)),
+            "union_up": up,
+            "union_down": down,
+            **DrawnGroups(size=plan.group_size).as_json(),
+        },
         "assumed": {"dropout": absent},
     }
 
@@ -416,7 +428,9 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
             )
     if entry.hides and plan.roots and not noise_of(plan).covers_rows:
         if plan.grouped:
-            yield in_words(plan.promise.bound())
+            yield plan.promise.in_words()
+            if plan.groups.small:
+                yield SMALL
             yield known_rows.in_words(plan.task.name, _model_of(plan))
         yield COMING_AND_GOING if plan.grouped else NAMED
     if plan.listed and plan.privacy.grouped:

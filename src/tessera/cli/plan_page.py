@@ -11,6 +11,7 @@ from tessera.cli.format import bounds
 from tessera.privacy.dp.guarantee import OF_THE_ANSWERS
 from tessera.privacy.index.bound import CONDITIONS
 from tessera.privacy.index.exposure import LATER
+from tessera.privacy.index.groups import WEAK
 from tessera.privacy.index.response import LEVELS
 from tessera.protocols.secagg.params import Threat
 from tessera.report.numbers import count, epsilon, percent, probability, seconds, share, size
@@ -42,17 +43,15 @@ def show(report: Mapping[str, Any]) -> None:
 def preamble(report: Mapping[str, Any]) -> Iterator[str]:
     security = report["security"]
     line = f"{report['scheme']}, {report['cohort']} clients per round"
-    if security is not None:
+    if "groups" in report:
+        line += (
+            f", in fixed groups of {report['groups']['size']}. A sum opens over all members of a "
+            "group, which waits until all of them have delivered"
+        )
+    elif security is not None:
         active = security["threat"] == Threat.ACTIVE.value
         line += f", against {'an active' if active else 'a semi-honest'} server; "
         line += dropouts(security["may_vanish"])
-        if "groups" in report:
-            groups = report["groups"]
-            line = line.rpartition("; ")[0]
-            line += (
-                f"; in fixed groups of {groups['size']}, each with sums of its own. The round "
-                "of a group in which one is missing is discarded"
-            )
     elif report["two_server"] is not None:
         line += ", two servers that do not collude; "
         line += dropouts(report["two_server"]["may_vanish"])
@@ -70,7 +69,7 @@ def assumptions(report: Mapping[str, Any]) -> str:
     )
     return (
         f"Assumed: {assumed['rows_per_client']:,} rows per client and table, {spread}; "
-        f"{percent(assumed['dropout'])} drop out{'' if 'groups' in report else ' late'}."
+        f"{percent(assumed['dropout'])} {'are absent' if 'groups' in report else 'drop out late'}."
     )
 
 
@@ -88,7 +87,7 @@ def rows_table(report: Mapping[str, Any]) -> Table:
         ("fetched by a client", "revealed", count),
         ("trained by a client", "trained", count),
     ]
-    if secret:
+    if secret and "groups" not in report:
         lines += [
             (f"below quorum {report['security']['quorum']}", "missed", share),
             ("below it after dropouts", "lost", share),
@@ -116,9 +115,21 @@ def bytes_table(report: Mapping[str, Any]) -> Table:
         first=26,
         least=10,
         foot=["total", size(sent["total_up"]), size(sent["total_down"])],
-        note=f"plus {size(sent['between'])} per client between the two servers"
-        if sent["between"]
-        else "",
+        note=beside(report),
+    )
+
+
+def beside(report: Mapping[str, Any]) -> str:
+    """Bytes that are not a client's in every round."""
+    if between := report["bytes"]["between"]:
+        return f"plus {size(between)} per client between the two servers"
+    if "groups" not in report or not report["groups"]["union_up"]:
+        return ""
+    groups = report["groups"]
+    often = f"every {groups['period']:,} updates" if groups["period"] else "once"
+    return (
+        f"per update of its group; plus the union, {often}: {size(groups['union_up'])} up, "
+        f"{size(groups['union_down'])} down"
     )
 
 
@@ -139,18 +150,14 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
         found[f"noise: epsilon at delta {report['dp']['delta']:.3g}, {report['dp']['scope']}"] = (
             noise_facts(report["dp"])
         )
+    if "groups" in report:
+        found["fixed groups that wait"] = group_facts(report)
     naming = report["naming"]
     if naming is not None:
         found["given the sums: how likely a row's holder is identified"] = naming_facts(naming)
     if privacy is not None:
         late = report["late_dropout"]
         lines = []
-        if "groups" in report:
-            opens = share(report["groups"]["opens"])
-            found["fixed groups"] = [
-                ("clients in a group", count(report["groups"]["size"])),
-                (f"rounds that count, if {percent(report['assumed']['dropout'])} drop out", opens),
-            ]
         for name, values in (late or {}).items():
             of = f" ({name})" if len(late) > 1 else ""
             bare = share(values["confidence_without_decoys"])
@@ -186,6 +193,30 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
             (one["key"], f"{one['value']} ({one['because']})") for one in report["filled_in"]
         ]
     return found
+
+
+def group_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What comes of invitations, of groups over a year, and of corrupt clients among all."""
+    groups, absent = report["groups"], percent(report["assumed"]["dropout"])
+    waits, alive = groups["waiting"], groups["alive_after_a_year"]
+    leaving = ", ".join(percent(float(each)) for each in alive)
+    lines = [
+        ("clients in a group", count(groups["size"])),
+        (f"invitations that count, if {absent} are absent", share(waits["counted"])),
+        ("rounds that a sum waits: mean", f"{waits['mean']:.1f}"),
+        ("rounds that a sum waits: 95th percentile", f"{waits['p95']:g}"),
+        (
+            f"groups alive after a year, if {leaving} of clients leave in a month",
+            ", ".join(f"{each:.0%}" for each in alive.values()),
+        ),
+    ]
+    for corrupt, found in groups["corrupt"].items():
+        who = f"{percent(float(corrupt))} of all clients corrupt"
+        lines += [
+            (f"{who}: B on average", share(found["mean"])),
+            (f"{who}: clients with B of {percent(WEAK)} or more", share(found["weak"])),
+        ]
+    return lines
 
 
 def noise_facts(noise: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -28,6 +28,7 @@ from tessera.privacy.dp.guarantee import INDEX_SCOPE, OF_THE_ANSWERS, json_numbe
 from tessera.privacy.index import exposure, known_rows
 from tessera.privacy.index.bound import Promise
 from tessera.privacy.index.exposure import LATER, TAOBAO, Cohort
+from tessera.privacy.index.groups import CORRUPT_SHARES, DrawnGroups
 from tessera.privacy.index.identification_forecast import (
     MOST_ROWS,
     IdentificationForecast,
@@ -128,7 +129,7 @@ def privacy(
     group: Annotated[
         int,
         typer.Option(
-            help="Clients of a fixed group, whose round is discarded unless all take part; 0: none."
+            help="Clients of a fixed group, whose sums open over all of its members; 0: none."
         ),
     ] = 0,
     as_json: AsJson = False,
@@ -418,6 +419,10 @@ def show(reports: Mapping[str, dict[str, Any]], cohort: Cohort, *, rounds: int) 
         (report,) = reports.values()
         page.say(f"\n{named(report['naming'], rounds)}")
         if grouped:
+            drawn = DrawnGroups(size=report["naming"]["settings"]["group"])
+            for corrupt in CORRUPT_SHARES:
+                words = drawn.in_words(corrupt)
+                page.say(f"\n{words[0].upper()}{words[1:]}.")
             page.say(f"\nBut {known_rows.all_in_words()}.")
 
 
@@ -486,7 +491,7 @@ def lines(
 def dropout_lines(
     reports: Sequence[dict[str, Any]], cohort: Cohort
 ) -> Iterator[tuple[str, list[str] | None]]:
-    """What dropouts do to rows and their groups; the round of an incomplete group is discarded."""
+    """What dropouts do to rows and their groups; a fixed group waits for who is missing."""
 
     def row(caption: str, read: Callable[[dict[str, Any]], str]) -> tuple[str, list[str]]:
         return caption, [read(report) for report in reports]

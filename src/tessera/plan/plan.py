@@ -216,7 +216,8 @@ class Plan:
     def promise(self) -> Promise:
         """What the plan forces on every client's trace, for any number of rounds."""
         size = self.group_size if self.grouped else 0
-        return Promise(group=size, corrupt=self.security.corrupt)
+        periods = self.grouped and self.groups.period > 0
+        return Promise(group=size, corrupt=self.security.corrupt, periods=periods)
 
     @property
     def drawn_in_secret(self) -> bool:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tessera.audit.person import KnownRows
 from tessera.errors import __version__
-from tessera.privacy.index.bound import KNOWN_ROW, in_words
+from tessera.privacy.index.bound import KNOWN_ROW
 from tessera.report import charts, terminal
 from tessera.report.comparison import against
 from tessera.report.document import GENERATOR, document
@@ -141,7 +141,7 @@ class Demonstration:
         told = "; ".join(parts) + (", each after all rounds." if guesses else ".")
         rows = self.secure
         if rows is not None and rows.plan.grouped:
-            told += f" Under {rows.label} {in_words(rows.plan.promise.bound())}: {KNOWN_ROW}."
+            told += f" Under {rows.label} {rows.plan.promise.in_words()}: {KNOWN_ROW}."
         return told
 
     def _price(self) -> str:

@@ -270,6 +270,20 @@ GROUPED: Final = replace(
     ),
 )
 """What `secure-submodel` is in fixed groups."""
+GROUPED_WHOLE: Final = replace(
+    SCHEMES[Scheme.SECURE_FEDAVG],
+    knowledge=replace(
+        SCHEMES[Scheme.SECURE_FEDAVG].knowledge,
+        server="The sum over each fixed group, hence which rows changed in it; not whose, for any "
+        "number of rounds of that one group, from whoever knows no row of a member beforehand. Who "
+        "came when.",
+        clients="The whole model; ids and public keys of everybody in the fixed group.",
+        honest="All other members of the fixed group: a holder is hidden among the honest ones.",
+        plan="of each fixed group the sum of all updates, and so which rows changed; which of its "
+        "members holds a row only as a guess, bounded by B",
+    ),
+)
+"""What `secure-fedavg` is in fixed groups."""
 NARROWED: Final = replace(
     SCHEMES[Scheme.TWO_SERVER],
     rows=NarrowedRows(),
@@ -301,7 +315,8 @@ def check(role: str, plan: Plan, *, two_servers: bool) -> None:
 
 def of(plan: Plan) -> SchemeEntry:
     """The entry of the plan's scheme, or of what its other keys make of it."""
-    variants = ((plan.listed, LISTED), (plan.grouped, GROUPED), (plan.narrows, NARROWED))
+    groups = GROUPED if plan.by_rows else GROUPED_WHOLE
+    variants = ((plan.listed, LISTED), (plan.grouped, groups), (plan.narrows, NARROWED))
     return next((entry for holds, entry in variants if holds), SCHEMES[plan.scheme])
 
 

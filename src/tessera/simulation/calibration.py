@@ -59,14 +59,14 @@ def round_seconds(forecast: Forecast) -> dict[str, float]:
         for masks in work.masks:
             each = mask_seconds(masks.group, key)
             client, server = client + masks.client_bytes * each, server + masks.server_bytes * each
-    if plan.has_union:
+    if plan.has_union and not plan.grouped:  # there it is once a period
         client += union_seconds(forecast, key)
     if schemes.of(plan).two_servers:
         by_client, by_server = two_server_seconds(forecast)
         client, server = client + by_client, server + by_server
         simulated = plan.cohort * client + server + by_server
         return {"client": client, "server": server, "helper": by_server, "simulated": simulated}
-    if schemes.of(plan).randomises:
+    if schemes.of(plan).randomises and not plan.grouped:
         forming, reading = group_seconds(forecast)
         client, server = client + reading, server + forming
     simulated = forecast.groups * (plan.cohort * client + server)

@@ -31,8 +31,8 @@ from tessera.errors import MisuseError
 from tessera.privacy.index.exposure import Holders
 
 COMING_AND_GOING: Final = (
-    "where clients come and go nothing exact hides a holder (the round of a group that lacks a "
-    "member is discarded, and without groups B = 1): only noise that no server holds would"
+    "where clients come and go nothing exact hides a holder (a group that a member has left is "
+    "retired, and without groups B = 1): only noise that no server holds would"
 )
 NAMED: Final = (
     "over many rounds the sums identify a row's holder (B = 1): nothing here makes two clients "
@@ -45,14 +45,21 @@ KNOWN_ROW: Final = (
 CORRUPT_MEMBERS: Final = (0, 2, 5)
 """Members that work with the server for which B is always printed."""
 
+ON_THE_OPERATORS_WORD: Final = "groups on the operator's word"
 CONDITIONS: Final = (
     "one holder in the group, the other members honest, no known row, no second group over the "
-    "same rows, group and rounds on the server's word"
+    f"same rows, {ON_THE_OPERATORS_WORD}"
 )
 """What B supposes, in short. For h holders it is h times as much; members that work with the
 observer make the group smaller; who knows of one row whose it is links others to it by their
-values; two groups are compared; and until clients can check both, the server says who is in the
-group and which rounds counted."""
+values; two groups are compared; and who holds both values of the beacon, or admits few clients at a
+time, can choose who is in a group."""
+BETWEEN_PERIODS: Final = "nobody knows who was active between two periods"
+"""What B supposes beside, where a group takes new data."""
+SMALL: Final = (
+    "small = true: among few newcomers whoever admits them can choose who is in a group "
+    f"({ON_THE_OPERATORS_WORD})"
+)
 ANY_ROUNDS: Final = (
     "for any number of rounds in one group (a second federation over the same rows is refused in "
     "deployments, and has B = 1 if accepted)"
@@ -60,13 +67,12 @@ ANY_ROUNDS: Final = (
 """How long B holds: what is said wherever it is not about the rounds of one run."""
 
 
-def in_words(bound: float) -> str:
+def in_words(bound: float, *conditions: str) -> str:
     """B as a short sentence with its conditions: what every headline of fixed groups says."""
     if bound >= 1.0:
         return "a row's holder can be identified (B = 100%)"
-    return (
-        f"a row's holder is identified with at most {100.0 * bound:.3g}% probability ({CONDITIONS})"
-    )
+    said = ", ".join((CONDITIONS, *conditions))
+    return f"a row's holder is identified with at most {100.0 * bound:.3g}% probability ({said})"
 
 
 def holder_bound(*, holders: int, alike: int, level: float = 0.0) -> float:
@@ -96,6 +102,7 @@ class Promise:
 
     group: int = 0
     corrupt: int = 0  # clients of a group that tell the observer all they know
+    periods: bool = False  # whether a group takes new data, with a new union, from time to time
 
     def __post_init__(self) -> None:
         if min(self.group, self.corrupt) < 0:
@@ -108,6 +115,10 @@ class Promise:
     def bound(self, *, holders: int = 1, curious_clients: int = 0) -> float:
         """B against the server, or (`curious_clients` = 1) against one client of the group."""
         return holder_bound(holders=holders, alike=self.alike(curious_clients=curious_clients))
+
+    def in_words(self) -> str:
+        """B with its conditions."""
+        return in_words(self.bound(), *((BETWEEN_PERIODS,) if self.periods else ()))
 
     def with_corrupt(self) -> dict[int, float]:
         """B by members that work with the server: the usual numbers, and the plan's own."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from tessera.errors import MisuseError
 from tessera.privacy.index.bound import holder_bound
@@ -73,6 +73,16 @@ class DrawnGroups:
             f"with {100.0 * corrupt:.3g}% of all clients corrupt B is {mean:.3f} on average, "
             f"and {WEAK:.3g} or more for {weak:.2g}% of clients{again}"
         )
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures that are always printed."""
+        return {
+            "alive_after_a_year": {f"{each:g}": self.alive(each) for each in LEAVING},
+            "corrupt": {
+                f"{each:g}": {"mean": self.mean_bound(each), "weak": self.weak_share(each)}
+                for each in CORRUPT_SHARES
+            },
+        }
 
     def _beside(self, corrupt: float) -> list[float]:
         """The probability of 0, 1, .. g - 1 corrupt members beside an honest one."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.errors import MisuseError
-from tessera.privacy.index.bound import Promise, in_words
+from tessera.privacy.index.bound import Promise
 from tessera.privacy.index.exposure import Holders, hypergeometric
 from tessera.privacy.index.posterior import (
     Bits,
@@ -299,7 +299,7 @@ class IdentificationForecast:
                 "one_client": promise.bound(curious_clients=CURIOUS),
             },
             "bound_by_corrupt": {str(c): each for c, each in promise.with_corrupt().items()},
-            "bound_in_words": in_words(promise.bound()),
+            "bound_in_words": promise.in_words(),
             "bound_mean": {
                 "server": promise.mean(holders),
                 "one_client": promise.mean(holders, curious_clients=CURIOUS),

@@ -39,8 +39,6 @@ from tessera.protocols.membership.snapshot import (
 LEAST_GROUPS: Final = 10
 """Groups of newcomers in a snapshot: in one of g clients, g - 1 sybils would choose the group."""
 
-ON_THE_OPERATORS_WORD: Final = "groups on the operator's word"
-
 
 @wire.record(tag=0x0803)
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from tessera.protocols.secagg.mask_streams import KEY_BYTES
 from tessera.protocols.secagg.params import SecAggParams
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds import schemes
+from tessera.rounds.forecast.epochs import EpochTraffic, Waiting, waiting
 from tessera.rounds.forecast.rows import ExpectedRows, TableForecast, even_holders
 from tessera.rounds.forecast.secagg import ROUND, SecAggTraffic, carried, length, some
 from tessera.rounds.forecast.two_server import TwoServerTraffic
@@ -273,6 +274,18 @@ def masked_sums(params: SecAggParams, tables: Sequence[TableForecast], dropout: 
     )
 
 
+def waiting_sums(traffic: EpochTraffic) -> Work:
+    """The work of one update of a group that waits.
+
+    A member verifies a signature of each other one, which is about the work of an agreement; the
+    server adds vectors, which is at most that of as many bytes of a mask.
+    """
+    plan, others = traffic.plan, traffic.plan.cohort - 1
+    vector = masked_bytes(plan.ring, traffic.words)
+    masks = MaskWork(plan.ring, others * vector, plan.cohort * vector)
+    return Work(agreements=2 * others, boxes=0, masks=(masks,), openings=0)
+
+
 def masked_bytes(group: Group, words: float) -> float:
     """Keystream behind so many words of a mask."""
     return words * group.word_bytes
@@ -285,7 +298,8 @@ def masked_bytes(group: Group, words: float) -> float:
 class Forecast:
     """Rows, bytes and work of a round by this plan; rows are held evenly unless it is given how.
 
-    Where clients meet in fixed groups, it is about one group: each has sums of its own.
+    Where clients are in fixed groups, it is about one update of one group: each has sums of its
+    own, and a union once a period (`union_bytes`).
     """
 
     plan: Plan
@@ -293,9 +307,12 @@ class Forecast:
     given_holders: Holders | None = None
     dropout: float = 0.0
     groups: int = field(init=False, default=1)  # of a round, each with sums of its own
+    invited: int = field(init=False, default=0)  # clients of a round, of all groups
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", self.plan.cohort // self.plan.group_plan.cohort)
+        full = round(self.plan.cohort / self.plan.group_plan.cohort)
+        object.__setattr__(self, "invited", self.plan.cohort)
+        object.__setattr__(self, "groups", max(1, full))
         object.__setattr__(self, "plan", self.plan.group_plan)
         _ = self.rows  # refuses what is not a number of rows
 
@@ -304,13 +321,25 @@ class Forecast:
         return ExpectedRows(self.plan, self.rows_per_client, self.given_holders, self.dropout)
 
     @cached_property
-    def _traffic(self) -> RoundTraffic:
-        return RoundTraffic(self.rows)
+    def _traffic(self) -> RoundTraffic | EpochTraffic:
+        return EpochTraffic(self.rows) if self.plan.grouped else RoundTraffic(self.rows)
 
     @property
     def two_server(self) -> TwoServerTraffic:
         """The messages of two servers and their clients."""
+        assert isinstance(self._traffic, RoundTraffic)
         return self._traffic.two_server
+
+    @property
+    def union_bytes(self) -> tuple[float, float]:
+        """Of one client up and down, once a period of its fixed group; nothing elsewhere."""
+        return self._traffic.union() if isinstance(self._traffic, EpochTraffic) else (0.0, 0.0)
+
+    def waiting(self, *, absent: float, population: int = 0) -> Waiting:
+        """How long fixed groups wait, if this share of invited clients is absent."""
+        size = self.plan.cohort
+        groups = max(1, (population or 2 * self.invited) // size)
+        return waiting(cohort=self.invited, size=size, absent=absent, groups=groups)
 
     def bytes_up(self) -> dict[str, float]:
         """Of one client, by part of the round."""
@@ -329,6 +358,8 @@ class Forecast:
         """Of masked sums. None without one: a plain sum's work is too little to forecast."""
         if not schemes.of(self.plan).masks and not self.plan.narrows:
             return None
+        if isinstance(self._traffic, EpochTraffic):
+            return waiting_sums(self._traffic)
         return masked_sums(self._traffic.sums.params, self.rows.tables, self.dropout)
 
 
@@ -439,7 +470,7 @@ def identification_forecast(
 ) -> IdentificationForecast:
     """For the first table whose rows a client chooses, after `rounds` rounds of each client.
 
-    Where clients meet in fixed groups it is about one of them, as the forecast is.
+    Where clients are in fixed groups it is about one of them, as the forecast is.
     """
     plan = forecast.plan
     clients = plan.cohort if plan.grouped else max(population, plan.cohort)
