@@ -19,7 +19,6 @@ import typer
 from rich.console import Console
 
 from tessera.cli.format import AsJson, warn_if_slow
-from tessera.cli.plan import with_scheme
 from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.plan import GroupsPlan, Plan, PrivacyPlan, Scheme, SimulationPlan, TaskPlan, UnionPlan
@@ -110,7 +109,7 @@ def demo(
         f"{COHORT} users under {len(chosen)} schemes; {percent(dropout)} drop out.",
         width=min(console.width, 100),
     )
-    plans = {e.scheme: complete(with_scheme(base, e.scheme), task) for e in chosen}
+    plans = {e.scheme: complete(base.under(e.scheme), task) for e in chosen}
     truth = rows_of_clients(task, plans[base.scheme])
     mean = sum(map(len, truth.values())) / len(truth)
     usual = sorted(truth, key=lambda c: (abs(len(truth[c]) - mean), c))[:WATCHED]

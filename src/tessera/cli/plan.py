@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +25,7 @@ from tessera.cli.format import (
 from tessera.cli.plan_page import show, show_schemes
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
-from tessera.plan import GroupsPlan, Plan, PrivacyPlan, Scheme, Trust
+from tessera.plan import Plan, Scheme, Trust
 from tessera.plan.reference import example_plan
 from tessera.privacy.dp.guarantee import INDEX_SCOPE, json_number
 from tessera.privacy.index import exposure, known_rows
@@ -186,7 +186,7 @@ def under(plan: Plan, entry: schemes.SchemeEntry, rows: int) -> dict[str, Any]:
     if not entry.federated:
         return record
     try:
-        changed = with_scheme(plan, entry.scheme)
+        changed = plan.under(entry.scheme)
         forecast = Forecast(changed, rows_per_client=rows)
         record |= {
             "bytes_up": sum(forecast.bytes_up().values()),
@@ -199,15 +199,6 @@ def under(plan: Plan, entry: schemes.SchemeEntry, rows: int) -> dict[str, Any]:
     except ConfigError as error:
         record["refused"] = str(error)
     return record
-
-
-def with_scheme(plan: Plan, scheme: Scheme) -> Plan:
-    """The plan under another scheme; what only its own understands is as it is by default."""
-    groups = plan.groups if scheme is plan.scheme else GroupsPlan()
-    try:
-        return replace(plan, scheme=scheme, groups=groups)
-    except ConfigError:
-        return replace(plan, scheme=scheme, groups=groups, privacy=PrivacyPlan(), dp=None)
 
 
 # --- the facts ------------------------------------------------------------------------------------

@@ -165,6 +165,14 @@ class Plan:
         update, model = self.update, self.model
         return cuts(model.dense, shapes_of(model.shapes), update.top, TopBy(update.top_by))
 
+    def under(self, scheme: Scheme) -> Plan:
+        """Under another scheme; what only its own understands is as it is by default."""
+        groups = self.groups if scheme is self.scheme else GroupsPlan()
+        try:
+            return replace(self, scheme=scheme, groups=groups)
+        except ConfigError:
+            return replace(self, scheme=scheme, groups=groups, privacy=PrivacyPlan(), dp=None)
+
     def with_simulation(self, **changes: Any) -> Plan:
         """The same agreement, simulated otherwise."""
         return replace(self, simulation=replace(self.simulation, **changes))
