@@ -174,6 +174,8 @@ def test_every_task_has_options_a_summary_and_recommendations(name):
         own = {"factors", "split", "shops", "shops_each"}
     if name in ("trec", "mnist"):
         own = {"clients", "part", "seed"}
+    if name.startswith("sequences"):
+        own = {"model", "history", "part", "negatives", "tau", "exact_pairs"}
     if name in ("plays", "speakers-like"):
         own = {"speakers", "length", "part", "negatives"}
     assert own <= set(task.options) and "folder" not in task.options

@@ -10,10 +10,11 @@ import pytest
 from rich.console import Console
 
 from reproduce import films
-from tessera import tasks
+from tessera import load, tasks
 from tessera.api import simulate
 from tessera.cli import main as cli
 from tessera.cli import recommend
+from tessera.errors import ConfigError
 from tessera.plan import Plan, SimulationPlan, TaskPlan
 from tessera.report.terminal import Page
 from tessera.runs.folder import RunFolder
@@ -169,6 +170,45 @@ def test_a_click_run_answers_for_the_user_that_was_named_and_in_the_films_own_id
     assert cli.main(command) == 0
     out = capsys.readouterr().out
     assert "user 6 with" in out and "title" in out and found["recommended"][0]["title"] in out
+
+
+@pytest.mark.parametrize(
+    ("model", "rounds", "cohort"), [("next", 2, 10), ("pairs", 1, films.USERS)]
+)
+def test_a_sequence_run_lists_what_may_come_next_beside_what_did(
+    model, rounds, cohort, data, tmp_path, capsys
+):
+    options = {"model": model, "exact_pairs": model == "pairs", "width": 4, "negatives": 10}
+    task = tasks.load("sequences-100k", data=data, **options)
+    named = TaskPlan(name="sequences-100k", options=options)
+    simulation = SimulationPlan(rounds=rounds)
+    plan = Plan(scheme="submodel", cohort=cohort, task=named, simulation=simulation)
+    run = simulate(task, plan, out=tmp_path / "run", progress=False)
+    found = told(tmp_path / "run", data, capsys, "--user", "6", "--past", "3")
+    own = task.data.events.of(5)
+    shown = [item["item"] for item in found["recommended"]]
+    assert len(shown) == 10 and not set(shown) & set(own.tolist())
+    assert [item["item"] for item in found["past"]] == own[::-1][:3].tolist()
+    held = int(task.data.test_of(5)["item"][0])
+    assert found["came_next"]["item"] == held and found["came_next"]["id"] == str(held + 1)
+    everything = told(tmp_path / "run", data, capsys, "--user", "6", "--top", str(films.FILMS))
+    ranked = [item["item"] for item in everything["recommended"]]
+    predicted = [item["predicted"] for item in everything["recommended"]]
+    assert found["place"] >= ranked.index(held) + 1 and predicted == sorted(predicted)[::-1]
+    assert cli.main(["rank", str(run.folder), "--data", str(data), "--users", "7", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert list(figures["figures"]["model"]) == ["NDCG@10", "recall@10", "recall@20"]
+    assert figures["targets"] <= 7 and "EASE" in figures["figures"]
+    whole = run.ranking()
+    assert whole["model"]["NDCG@10"] == pytest.approx(run.metric, abs=1e-6)
+    assert cli.main(["recommend", str(tmp_path / "run"), "--data", str(data), "--user", "6"]) == 0
+    out = capsys.readouterr().out
+    assert "What came next, held out of training: Film" in out and "not a probability" in out
+    if model == "pairs":
+        with pytest.raises(ConfigError, match="solved and not trained"):
+            run.export(out=tmp_path / "model")
+    else:
+        assert len(load(run.export(out=tmp_path / "model")).recommend(["3", "5"], k=4)) == 4
 
 
 def test_where_negatives_were_drawn_a_score_is_shown_and_no_probability(tmp_path, capsys):

@@ -19,8 +19,9 @@ ROWS, WIDTH, DENSE = 12, 3, 5
 
 steps = st.builds(
     ServerStep,
-    optimizer=st.sampled_from(["plain", "momentum", "adaptive"]),
+    optimizer=st.sampled_from(["plain", "momentum", "adaptive", "adam", "sum"]),
     rate=st.sampled_from([1.0, 0.3]),
+    dense_rate=st.sampled_from([0.0, 0.2]),
     momentum=st.sampled_from([0.0, 0.9]),
     beta2=st.sampled_from([0.5, 0.99]),
     epsilon=st.sampled_from([1e-3, 0.1]),
@@ -46,18 +47,24 @@ class Oracle:
     def __init__(self, step: ServerStep, x: np.ndarray) -> None:
         self.step, self.x = step, x.astype(np.float64)
         self.m, self.v = np.zeros_like(self.x), np.zeros_like(self.x)
+        self.steps = np.zeros_like(self.x)
 
-    def go(self, at: Any, mean: np.ndarray) -> None:
+    def go(self, at: Any, mean: np.ndarray, rate: float, count: int = 1) -> None:
         s = self.step
-        if s.optimizer == "plain":
-            self.x[at] += s.rate * mean
+        if s.optimizer in ("plain", "sum"):
+            self.x[at] += rate * mean * (count if s.optimizer == "sum" else 1)
         elif s.optimizer == "momentum":
             self.m[at] = s.momentum * self.m[at] + mean
-            self.x[at] += s.rate * self.m[at]
+            self.x[at] += rate * self.m[at]
         else:
             self.m[at] = s.momentum * self.m[at] + (1 - s.momentum) * mean
             self.v[at] = s.beta2 * self.v[at] + (1 - s.beta2) * mean**2
-            self.x[at] += s.rate * self.m[at] / (np.sqrt(self.v[at]) + s.epsilon)
+            m, v = self.m[at], self.v[at]
+            if s.optimizer == "adam":
+                self.steps[at] += 1
+                m = m / (1 - s.momentum ** self.steps[at])
+                v = v / (1 - s.beta2 ** self.steps[at])
+            self.x[at] += rate * m / (np.sqrt(v) + s.epsilon)
 
 
 @given(step=steps, seed=st.integers(0, 2**32))
@@ -73,10 +80,10 @@ def test_steps_follow_the_formulas_and_other_rows_rest(step: ServerStep, seed: i
         before = whole(items)
         states = [whole(state) for state in averaging.state]
         dense = averaging.apply(dense, dense_mean, {"items": mean})
-        dense_oracle.go(slice(None), dense_mean)
+        dense_oracle.go(slice(None), dense_mean, step.dense_rate or step.rate)
         for at, row, count in zip(mean.ids.tolist(), mean.mean, mean.counts, strict=True):
             if count > 0:
-                rows_oracle.go(at, row)
+                rows_oracle.go(at, row, step.rate, count)
         rest = np.setdiff1d(np.arange(ROWS), mean.ids[mean.counts > 0])
         assert_array_equal(whole(items)[rest], before[rest])
         for state, old in zip(averaging.state, states, strict=True):
@@ -107,6 +114,13 @@ def test_the_rate_falls_by_the_round_and_not_by_the_call() -> None:
     assert_allclose(whole(items)[3], 0.25)
 
 
+def test_a_linear_schedule_falls_over_its_rounds_and_never_to_nothing() -> None:
+    step = ServerStep(rate=1.0, dense_rate=0.5, schedule="linear", schedule_rounds=4)
+    assert [step.rate_in(k) for k in (0, 1, 3, 4, 9)] == [1.0, 0.75, 0.25, 0.25, 0.25]
+    assert step.rate_in(1, dense=True) == 0.375
+    assert ServerStep(rate=1.0, schedule="linear").rate_in(9) == 1.0
+
+
 @given(st.integers(0, 2**32))
 @settings(max_examples=20)
 def test_a_plain_step_is_the_tables_own_update(seed: int) -> None:
@@ -133,7 +147,12 @@ def test_without_a_mean_the_dense_part_and_other_tables_rest() -> None:
 
 @pytest.mark.parametrize(
     ("optimizer", "kinds"),
-    [("plain", []), ("momentum", ["momentum"]), ("adaptive", ["momentum", "square"])],
+    [
+        ("plain", []),
+        ("momentum", ["momentum"]),
+        ("adaptive", ["momentum", "square"]),
+        ("adam", ["momentum", "square", "steps"]),
+    ],
 )
 def test_a_step_goes_on_from_its_stored_state(optimizer: Any, kinds: list[str]) -> None:
     rng = np.random.default_rng(3)
@@ -191,7 +210,10 @@ def test_a_step_that_leaves_the_floats_changes_nothing(bad: float, where: str) -
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"optimizer": "adam"},
+        {"optimizer": "adamw"},
+        {"schedule": "cosine"},
+        {"schedule_rounds": -1},
+        {"dense_rate": -0.1},
         {"rate": 0.0},
         {"rate": float("inf")},
         {"epsilon": 0.0},

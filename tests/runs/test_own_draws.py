@@ -260,6 +260,7 @@ NOBODYS: Final = {
     "learning/models/din.py": "first values of shared parameters",
     "learning/models/factorization.py": "first values of shared parameters",
     "learning/models/features.py": "first values of shared parameters",
+    "learning/models/lags.py": "first values of shared parameters",
     "learning/models/next_word.py": "first values of shared parameters",
     "learning/models/private.py": "first values of masks, the same at all clients",
     "learning/models/refitted.py": "first values of shared parameters",

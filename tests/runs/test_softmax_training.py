@@ -103,10 +103,8 @@ def test_what_a_server_sees_is_fixed_and_the_plans_seed_takes_nothing_away(task)
         # The protection switched off: negatives drawn from what everybody knows.
         for entropy, removed in ((ScriptedEntropy(SECRET), True), (ScriptedEntropy(b"0"), False)):
             secret = lasting_secret(entropy, run.plan.federation, client)
-            drawn = with_negatives(
-                {"words": np.array(sorted(own), np.uint64)}, "words", run.bound["words"].rows,
-                NEGATIVES, secret,
-            )["words"]  # fmt: skip
+            mine = {"words": np.array(sorted(own), np.uint64)}
+            drawn = with_negatives(mine, run.bound.candidates, secret)["words"]
             left = named - (frozenset(map(int, drawn)) - own)
             assert (left == own) == removed
 

@@ -24,12 +24,12 @@ def rank(
     top: Annotated[
         int, typer.Option(min=1, help="Length of the ranked lists of recall and NDCG.")
     ] = 10,
-    users: Annotated[int, typer.Option(min=0, help="Most users to look at; 0: all.")] = 0,
+    users: Annotated[int, typer.Option(min=0, help="Most users to look at; 0: all.")] = 1_000,
     data: DataFolder = None,
     csv: AsCsv = None,
     as_json: AsJson = False,
 ) -> None:
-    """Recall and NDCG of a run's model over all items, beside popularity and successors."""
+    """Recall and NDCG of a run's model over all items, beside predictors that need none."""
     shown = sys.stderr.isatty() and not as_json
 
     def progress(done: int, every: int) -> None:

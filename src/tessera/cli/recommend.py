@@ -70,7 +70,8 @@ def show(found: Recommendations, page: Page) -> None:
     held = rated and any(item.rating is not None for item in found.recommended)
     lists: list[RenderableType] = [listed("recommended", found.recommended, rated=held)]
     if found.past:
-        heading = "rated before" if rated else "clicked before, the latest first"
+        before = "before" if found.came_next is not None else "clicked before"
+        heading = "rated before" if rated else f"{before}, the latest first"
         lists.append(listed(heading, found.past, rated=rated, first=True))
     if page.console.width >= WIDE:
         grid = Table.grid(padding=(0, 3), expand=True)
@@ -86,6 +87,9 @@ def show(found: Recommendations, page: Page) -> None:
     if found.scale is not None:
         low, high = found.scale
         legend = f"predicted: the model's rating, from {low:g} to {high:g}."
+    if found.came_next is not None:
+        name = found.came_next.title
+        page.say(f"What came next, held out of training: {escape(name)}, in place {found.place:,}.")
     if held:
         legend += " Rated, where given here, is of the test part: the model has not seen it."
     page.say(legend, style="dim")

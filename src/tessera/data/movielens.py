@@ -33,6 +33,8 @@ from tessera.data.ratings import (
     standardised,
 )
 from tessera.data.row_names import RowNames
+from tessera.data.sequences import LENGTH, SequenceData, Sequences, sequence_data
+from tessera.data.split import TEST
 from tessera.data.subjects import at_clients, held_by
 from tessera.data.tags import Tagging, tag_attributes
 from tessera.errors import ConfigError
@@ -160,6 +162,20 @@ def movielens_100k(
     return _read("movielens-100k", ML_100K, folder, history=history, genres=genres)
 
 
+def sequences_1m(
+    folder: Path | str | None = None, *, history: int = LENGTH, part: str = TEST
+) -> SequenceData:
+    """1,000,209 films that 6,040 users rated, in the order of time; ratings do not count."""
+    return _sequences("sequences-1m", ML_1M, folder, history, part)
+
+
+def sequences_100k(
+    folder: Path | str | None = None, *, history: int = LENGTH, part: str = TEST
+) -> SequenceData:
+    """100,000 films that 943 users rated, likewise."""
+    return _sequences("sequences-100k", ML_100K, folder, history, part)
+
+
 def ratings_100k(
     folder: Path | str | None = None,
     split: str = "random",
@@ -261,6 +277,32 @@ def _read(
         },
         ids={"user": RowNames.of(clients), "item": RowNames.of(movies.ids)},
         titles=movies.titles,
+    )
+
+
+def _sequences(
+    name: str, layout: _FileFormat, folder: Path | str | None, history: int, part: str
+) -> SequenceData:
+    movies = _movies(layout, folder)
+    user, movie, _, time = _table(layout, layout.source.find(layout.ratings, folder))
+    item = movies.rows(movie)
+    rows, clients = numbered(user[item >= 0])
+    return sequence_data(
+        name,
+        Sequences.sorted(
+            rows, item[item >= 0], time[item >= 0], users=len(clients), items=len(movies.ids)
+        ),
+        items=len(movies.ids),
+        length=history,
+        part=part,
+        ids={"user": RowNames.of(clients), "item": RowNames.of(movies.ids)},
+        titles=movies.titles,
+        facts={
+            "source": f"{layout.source.title}, {layout.source.publisher}",
+            "event": "a rating, whatever it is",
+            "rated items": len(np.unique(item[item >= 0])),
+            "ratings of movies that are not listed, left out": int((item < 0).sum()),
+        },
     )
 
 

@@ -12,7 +12,9 @@ from tessera.learning.models.classifiers import CNN, TextCNN
 from tessera.learning.models.din import DIN
 from tessera.learning.models.factorization import Factorization
 from tessera.learning.models.features import FeatureModel
+from tessera.learning.models.lags import LagModel
 from tessera.learning.models.next_word import NextWord
+from tessera.learning.models.pairs import PairTable
 from tessera.learning.models.refitted import Refitted
 
 KINDS: Final[Mapping[str, Callable[..., nn.Module]]] = {
@@ -23,6 +25,8 @@ KINDS: Final[Mapping[str, Callable[..., nn.Module]]] = {
     "cnn": CNN,
     "textcnn": TextCNN,
     "next-word": NextWord,
+    "lags": LagModel,
+    "pairs": PairTable,
 }
 
 

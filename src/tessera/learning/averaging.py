@@ -9,6 +9,8 @@ Optimization*, ICLR 2021, Alg. 2):
     momentum    m = momentum * m + mean;  x += rate * m
     adaptive    m = momentum * m + (1 - momentum) * mean
                 v = beta2 * v + (1 - beta2) * mean^2;  x += rate * m / (sqrt(v) + epsilon)
+    adam        likewise, with m / (1 - momentum^t) and v / (1 - beta2^t) at a row's t-th step
+    sum         x += mean * count: what clients sent, added up
 
 With noise counts are not known; where the rows' `Popularity` is, sums are divided by it.
 
@@ -36,12 +38,17 @@ from tessera.learning.tables.submodel import Counts, Floats, Ids
 from tessera.learning.tables.table import LazyTable, StoredTable
 from tessera.learning.training.settings import spelt_out
 
-Optimizer: TypeAlias = Literal["plain", "momentum", "adaptive"]
+Optimizer: TypeAlias = Literal["plain", "momentum", "adaptive", "adam", "sum"]
+Schedule: TypeAlias = Literal["constant", "linear"]
 
+STEPS: Final = "steps"
+"""How many steps a row has taken: one number each."""
 STATES: Final[Mapping[str, tuple[str, ...]]] = {
     "plain": (),
     "momentum": ("momentum",),
     "adaptive": ("momentum", "square"),
+    "adam": ("momentum", "square", STEPS),
+    "sum": (),
 }
 
 
@@ -75,18 +82,25 @@ class ServerStep:
     """
 
     optimizer: Optimizer = "plain"
-    """The server's step: "plain", "momentum" or "adaptive".
+    """The server's step: "plain", "momentum", "adaptive", "adam" or "sum".
 
-    As it is, with a running average, or scaled by one of squares (Reddi et al. 2021, Alg. 2).
+    As it is, with a running average, scaled by one of squares (Reddi et al. 2021, Alg. 2), the same
+    with the first steps of each row corrected (Kingma and Ba 2015), or added up over clients.
     """
     rate: float = 1.0
     """The server's learning rate."""
+    dense_rate: float = 0.0
+    """That of the dense part; 0: the same as that of rows."""
+    schedule: Schedule = "constant"
+    """How the rate falls beside `decay`: not at all, or "linear", to 0 over `schedule_rounds`."""
+    schedule_rounds: int = 0
+    """Rounds over which a linear schedule falls; 0: those of [simulation]."""
     momentum: float = 0.9
-    """Decay of the mean's running average, for "momentum" and "adaptive"."""
+    """Decay of the mean's running average, for all but "plain" and "sum"."""
     beta2: float = 0.99
-    """Decay of the squared mean's running average, for "adaptive"."""
+    """Decay of the squared mean's running average, for "adaptive" and "adam"."""
     epsilon: float = 1e-3
-    """Added to the root of that average, for "adaptive"."""
+    """Added to the root of that average."""
     shrinkage: float = 0.0
     """A penalty on every row, as of this many examples that want it at zero."""
     decay: float = 1.0
@@ -98,6 +112,14 @@ class ServerStep:
                 f"server: optimizer = {self.optimizer!r}",
                 hint=f"it takes {', '.join(get_args(Optimizer))}",
             )
+        if self.schedule not in get_args(Schedule):
+            raise ConfigError(
+                f"server: schedule = {self.schedule!r}",
+                hint=f"it takes {', '.join(get_args(Schedule))}",
+            )
+        for own in ("dense_rate", "schedule_rounds"):
+            if not 0 <= getattr(self, own) < float("inf"):
+                raise ConfigError(f"server: {own} = {getattr(self, own)}", hint="0 or more")
         for name in ("rate", "epsilon", "decay"):
             if not 0.0 < getattr(self, name) < float("inf"):
                 raise ConfigError(
@@ -113,22 +135,33 @@ class ServerStep:
                     f"server: {name} = {getattr(self, name)}", hint=f"{name} is from 0 to below 1"
                 )
 
+    def rate_in(self, round_id: int, *, dense: bool = False) -> float:
+        """The rate of a round, from 0 on; a linear schedule ends one step above zero."""
+        rate = (dense and self.dense_rate) or self.rate
+        if self.schedule == "linear" and self.schedule_rounds:
+            rate *= max(1, self.schedule_rounds - round_id) / self.schedule_rounds
+        return rate * self.decay**round_id
+
     def delta(
-        self, mean: Floats, state: tuple[Floats, ...], round_id: int = 0
+        self, mean: Floats, state: tuple[Floats, ...], rate: float
     ) -> tuple[Floats, tuple[Floats, ...]]:
-        """How far to go in a round, and the state after it, float32 and of the mean's shape."""
-        rate = self.rate * self.decay**round_id
-        if self.optimizer == "plain":
+        """How far to go at this rate, and the state after it, float32 and of the mean's shape."""
+        if self.optimizer in ("plain", "sum"):
             return _scaled(mean, rate), ()
         if self.optimizer == "momentum":
             (m,) = state
             m = np.float32(self.momentum) * m + mean
             return _scaled(m, rate), (m,)
-        m, v = state
+        m, v, *steps = state
         m = np.float32(self.momentum) * m + np.float32(1.0 - self.momentum) * mean
         v = np.float32(self.beta2) * v + np.float32(1.0 - self.beta2) * (mean * mean)
-        scale: Floats = np.sqrt(v, dtype=np.float32) + np.float32(self.epsilon)
-        return _scaled(m / scale, rate), (m, v)
+        first, second = m, v
+        if steps:
+            steps = [steps[0] + np.float32(1.0)]
+            first = m / (1.0 - np.float32(self.momentum) ** steps[0])
+            second = v / (1.0 - np.float32(self.beta2) ** steps[0])
+        scale: Floats = np.sqrt(second, dtype=np.float32) + np.float32(self.epsilon)
+        return _scaled(first / scale, rate), (m, v, *steps)
 
 
 def _scaled(delta: Floats, rate: float) -> Floats:
@@ -157,14 +190,19 @@ class Averaging:
             name: tuple(
                 LazyTable(
                     TableSpec(
-                        name=f"{name}.{kind}", size=table.size, width=table.width, initial=Zeros()
+                        name=f"{name}.{kind}",
+                        size=table.size,
+                        width=1 if kind == STEPS else table.width,
+                        initial=Zeros(),
                     )
                 )
                 for kind in kinds
             )
             for name, table in tables.items()
         }
-        self._dense_state = {kind: np.zeros(dense_size, np.float32) for kind in kinds}
+        self._dense_state = {
+            kind: np.zeros(1 if kind == STEPS else dense_size, np.float32) for kind in kinds
+        }
 
     @property
     def state(self) -> tuple[StoredTable, ...]:
@@ -207,9 +245,8 @@ class Averaging:
             dense_state: tuple[Floats, ...] | None = None
             if dense_mean is not None:
                 before = tuple(self._dense_state.values())
-                delta, dense_state = self.step.delta(
-                    dense_mean.astype(np.float32), before, round_id
-                )
+                rate = self.step.rate_in(round_id, dense=True)
+                delta, dense_state = self.step.delta(dense_mean.astype(np.float32), before, rate)
                 stepped += delta
             rows = [self._stepped(self._tables[name], means[name], round_id) for name in means]
         changed = [stepped, *(dense_state or ()), *(row for _, rows_ in rows for _, row in rows_)]
@@ -230,6 +267,8 @@ class Averaging:
         ids = mean.ids[kept]
         states, values = self._state[table.name], table.values(ids)
         means = mean.mean[kept].astype(np.float32)
+        if self.step.optimizer == "sum":
+            means = (mean.mean[kept] * mean.counts[kept, None]).astype(np.float32)
         if self.divide is not None:
             counts = mean.counts[kept]
             divided = counts / self.divide(table.name, ids, counts)
@@ -238,5 +277,5 @@ class Averaging:
             share = np.float32(self.step.shrinkage) / mean.counts[kept, None].astype(np.float32)
             means = means - share * values
         before = tuple(state.values(ids) for state in states)
-        delta, after = self.step.delta(means, before, round_id)
+        delta, after = self.step.delta(means, before, self.step.rate_in(round_id))
         return ids, [(table, values + delta), *zip(states, after, strict=True)]

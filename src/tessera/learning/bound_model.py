@@ -106,13 +106,16 @@ class Candidates:
     """The rows among which a softmax finds its target: those of the table `root`.
 
     Other tables of the softmax follow it row for row. A client has its own rows, and as many
-    `negatives` as it takes beside them.
+    `negatives` as it takes beside them: drawn evenly, or with these `weights`. `log_weights` says
+    how much each row at hand stands for, by the number of rows and those that are its own.
     """
 
     root: str
     target: str
     rows: int
     negatives: int
+    log_weights: Callable[[int, Ids, Ids], Floats]
+    weights: npt.NDArray[np.float64] | None = None
 
 
 class BoundModel:

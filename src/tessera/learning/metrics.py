@@ -10,7 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.data.examples import LABEL, ClientData, Examples
+from tessera.data.sequences import SequenceData
 from tessera.errors import ConfigError, MisuseError
+from tessera.learning.rankers import POPULARITY, SUCCESSOR, predictors
+from tessera.learning.rankers import ranks as item_ranks
 from tessera.learning.scores import ClickStatistics, Numbers, auc, log_loss
 
 Statistics: TypeAlias = npt.NDArray[np.int64]
@@ -275,9 +278,6 @@ Ints = npt.NDArray[np.int64]
 UNIT: Final = 2.0**-10
 """Gains and logarithms are summed over clients in these."""
 
-POPULARITY: Final = "most frequent"
-SUCCESSOR: Final = "successor of the last"
-
 
 def hit_rate(ranks: Doubles, k: int) -> float:
     """The share of examples whose row is among the first k; recall at k, where one row is right."""
@@ -378,6 +378,57 @@ class RankMetric:
         if np.isnan(found[:, 1]).any():
             raise MisuseError("metrics: a log-probability is not a number")
         return found[:, 0], found[:, 1]
+
+
+class NextMetric(RankMetric):
+    """Where the item that came next stands among all that its user does not have: NDCG at 10.
+
+    Outputs are as of `RankMetric`. Predictors that need no model are in `learning/rankers.py`.
+    """
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        return "NDCG@10"
+
+    def measures(self, outputs: Numbers, examples: Examples) -> dict[str, float]:
+        return next_measures(self._columns(outputs, examples)[0])
+
+    def statistics(self, outputs: Numbers, examples: Examples) -> Statistics:
+        """Examples, and the sum of gains in units of 2^-10."""
+        ranks, _ = self._columns(outputs, examples)
+        return np.array([ranks.size, round(float(gains(ranks, 10).sum()) / UNIT)], np.int64)
+
+    def from_statistics(self, total: Statistics) -> float:
+        n, found = (int(value) for value in total)
+        return found * UNIT / n if n else float("nan")
+
+    def few(self, outputs: Numbers, examples: Examples) -> Few:
+        ranks, _ = self._columns(outputs, examples)
+        return np.array([ranks.size, float(gains(ranks, 10).sum())])
+
+    def check(self, data: ClientData) -> None:
+        if not isinstance(data, SequenceData):
+            raise ConfigError(
+                f"task {data.name!r}: {self.name} is about what came next, and the data says not "
+                "what came before it",
+                hint="tessera.data.sequences.sequence_data makes such data",
+            )
+
+    def baseline_measures(self, data: ClientData) -> dict[str, dict[str, float]]:
+        assert isinstance(data, SequenceData)
+        made = predictors(data.events, self.rows)
+        return {name: next_measures(item_ranks(make(), data.test)) for name, make in made.items()}
+
+
+def next_measures(found: Doubles) -> dict[str, float]:
+    """NDCG at 10, recall at 10 and at 20, of ranks."""
+    return {
+        "NDCG@10": ndcg(found, 10),
+        "recall@10": hit_rate(found, 10),
+        "recall@20": hit_rate(found, 20),
+    }
 
 
 def trivial_ranks(

@@ -165,6 +165,8 @@ class Tables:
                 target=softmax.target,
                 rows=bound[softmax.tables[0]].rows,
                 negatives=softmax.negatives,
+                log_weights=softmax.log_weights,
+                weights=softmax.weights,
             ),
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, Self, TypeAlias
 
@@ -13,6 +13,7 @@ from torch import nn
 from torch.func import functional_call
 
 from tessera.data.examples import Examples
+from tessera.data.sequences import SEEN
 from tessera.errors import MisuseError
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.softmax import ranked
@@ -21,6 +22,10 @@ from tessera.learning.training.jobs import tensor
 
 AT_ONCE: Final = 1 << 24
 """Logits of a softmax that are held at a time: 64 MB."""
+
+
+ItemScores: TypeAlias = Callable[[Examples], npt.NDArray[Any]]
+"""Examples with a history -> a score for every item, (N, m)."""
 
 
 class RowSource(Protocol):
@@ -80,7 +85,7 @@ def evaluate(
                 tensors = {name: tensor(column) for name, column in columns.items()}
                 output = functional_call(module, fixed | rows, (tensors,))
                 if softmax is not None and rank:
-                    output = ranked(output, tensors[softmax.target])
+                    output = ranked(output, tensors[softmax.target], tensors.get(SEEN))
                 scores.append(output.numpy())
     finally:
         module.train(before)

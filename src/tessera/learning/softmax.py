@@ -16,11 +16,14 @@ from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from tessera.errors import ConfigError
 from tessera.learning.tables.submodel import Floats, Ids
+
+Doubles = npt.NDArray[np.float64]
 
 CANDIDATES: Final = "log weights of candidates"
 """What a batch says of each row at hand, (K,): -inf where a row only fills up."""
@@ -52,6 +55,7 @@ class Softmax:
         self.target = target
         self.negatives = negatives
         self.kind = kind
+        self.weights: Doubles | None = None
 
     def __repr__(self) -> str:
         names = ", ".join(map(repr, self.tables))
@@ -66,22 +70,66 @@ class Softmax:
         right = logits.gather(-1, target.clamp(min=0).unsqueeze(-1)).squeeze(-1)
         return torch.where(target >= 0, torch.logsumexp(logits, -1) - right, 0.0)
 
+    def log_weights(self, rows: int, at_hand: Ids, own: Ids) -> Floats:
+        """How much each row at hand stands for in the sum over a table of `rows` rows, as a log."""
+        return log_weights(rows, at_hand, own)
+
 
 def log_weights(rows: int, at_hand: Ids, own: Ids) -> Floats:
-    """How much each row at hand stands for in the sum over a table of `rows` rows, as a log."""
+    """The same where all that are not own were drawn evenly."""
     mine = np.isin(at_hand, own, assume_unique=True)
     drawn = int(np.count_nonzero(~mine))
     each = np.log((rows - np.count_nonzero(mine)) / drawn) if drawn else 0.0
     return np.where(mine, 0.0, each).astype(np.float32)
 
 
-def ranked(logits: Tensor, target: Tensor) -> Tensor:
+class SampledSoftmax(Softmax):
+    """The target against the client's negatives alone; its other own rows are no candidates.
+
+    Negatives are so many draws from `weights`, which are public, one per row: a row that is in them
+    with probability p stands for 1 / p rows like it, so that log(p) is taken off its logit. What is
+    a client's own is left out of the sum: an item that came earlier, or will come, is no wrong
+    answer. Whatever the client does not have in its training part may be a negative.
+    """
+
+    def __init__(
+        self,
+        *tables: str,
+        target: str,
+        negatives: int = 300,
+        weights: Doubles,
+        kind: str = "item",
+    ) -> None:
+        super().__init__(*tables, target=target, negatives=negatives, kind=kind)
+        self.weights = weights / weights.sum()
+
+    def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """The losses (B,) of logits (B, K)."""
+        if CANDIDATES not in batch:
+            return super().__call__(output, batch)
+        right = output.gather(-1, batch[self.target].unsqueeze(-1))
+        logits = torch.cat([output + batch[CANDIDATES].to(output.dtype), right], -1)
+        return torch.logsumexp(logits, -1) - right.squeeze(-1)
+
+    def log_weights(self, rows: int, at_hand: Ids, own: Ids) -> Floats:
+        assert self.weights is not None
+        chance = -np.expm1(self.negatives * np.log1p(-self.weights[at_hand]))
+        mine = np.isin(at_hand, own, assume_unique=True)
+        return np.where(mine, -np.inf, -np.log(chance)).astype(np.float32)
+
+
+def ranked(logits: Tensor, target: Tensor, seen: Tensor | None = None) -> Tensor:
     """(B, 2): the target's rank among all rows, the best is 0, and its log-probability.
 
+    Rows in `seen` (B, S), which has -1 where there are no more, stand behind all others.
     Ties count against the target, so that a constant output is no good guess. A target of -1, one
     that no row stands for, ranks behind all rows and counts as one of equally likely rows.
     """
     rows = logits.shape[-1]
+    if seen is not None:
+        other = torch.where(seen.eq(target.unsqueeze(-1)) | seen.lt(0), rows, seen).long()
+        logits = torch.cat([logits, logits[..., :1]], -1)
+        logits = logits.scatter(-1, other, -torch.inf)[..., :rows]
     right = logits.gather(-1, target.clamp(min=0).unsqueeze(-1))
     ahead = (~(logits < right)).sum(-1) - 1  # so does what is not a number
     known = target >= 0

@@ -26,6 +26,7 @@ from tessera.learning.training.row_cut import aimed_at
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan.dp import SETUP_SHARE, DPPlan, NoisyRows, trained_with
 from tessera.plan.plan import Plan
+from tessera.plan.scheme import Scheme
 from tessera.plan.sections import TablePlan, UnionPlan
 from tessera.plan.toml import toml_value
 from tessera.privacy.dp.guarantee import Unit
@@ -94,9 +95,11 @@ class TaskFacts:
     def _settings(self, training: LocalTraining, server: ServerStep, shrinkage: float) -> Settings:
         """With what the plan gives of the two sections, less what does not go with its noise."""
         given = self.plan.partial
+        stepped = replace(server, **{"shrinkage": shrinkage, **given.get("server", {})})
+        if stepped.schedule == "linear" and not stepped.schedule_rounds:
+            stepped = replace(stepped, schedule_rounds=self.plan.simulation.rounds)
         return Settings(
-            replace(trained_with(self.plan.dp, training), **given.get("training", {})),
-            replace(server, **{"shrinkage": shrinkage, **given.get("server", {})}),
+            replace(trained_with(self.plan.dp, training), **given.get("training", {})), stepped
         )
 
     @property
@@ -315,8 +318,42 @@ def check_task(facts: TaskFacts) -> None:
         if plan.dp.by_examples:
             check_home(plan.dp, task)
             check_examples(plan.dp, facts)
+        check_weights(bound)
     if plan.grouped:
         check_shared_rows(task, bound)
+    if task.solve is not None:
+        check_sums(plan, task)
+
+
+def check_weights(bound: BoundModel) -> None:
+    """Refuse negatives drawn by counts of rows: with [dp] nobody has paid for these counts."""
+    softmax = bound.candidates
+    if softmax is not None and softmax.weights is not None and np.ptp(softmax.weights) > 0:
+        raise ConfigError(
+            "[dp] with negatives that are drawn by how often items occur: the counts follow from "
+            "the data, and nothing is charged for them",
+            hint="power = 0.0 in [task] draws them evenly",
+        )
+
+
+def check_sums(plan: Plan, task: Task) -> None:
+    """Refuse what would not add up: every client is in the sums once, and they have no noise."""
+    said = f"task {task.name!r}, whose clients send sums"
+    if plan.dp is not None:
+        raise ConfigError(f"[dp] with {said}: their noise is not built", hint="leave [dp] out")
+    if plan.scheme not in (Scheme.SUBMODEL, Scheme.SECURE_SUBMODEL, Scheme.TWO_SERVER):
+        raise ConfigError(
+            f"scheme = {plan.scheme.value!r} with {said} by the row",
+            hint="submodel, secure-submodel or two-server",
+        )
+    if plan.simulation.patience:
+        raise ConfigError(f"patience with {said}: nothing is trained", hint="leave patience out")
+    if plan.simulation.rounds > 1 and not plan.privacy.one_participation:
+        raise ConfigError(
+            f"{plan.simulation.rounds} rounds with {said}: who is in two of them counts twice",
+            hint=f"rounds = 1 and cohort = {task.data.clients}, or one_participation = true in "
+            "[privacy]",
+        )
 
 
 def check_dictionary(section: DPPlan, task: Task) -> None:

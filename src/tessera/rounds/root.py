@@ -8,19 +8,22 @@ outlives a round does not follow from it: a period's secret, a client's own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import numpy as np
 
 from tessera import wire
 from tessera.crypto.entropy import Entropy, RootedEntropy
-from tessera.crypto.prg import Label, Stream
+from tessera.crypto.prg import CoinStream, Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.ids import ClientId, Party, RoundId
 from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
 from tessera.protocols.union import decoys
 from tessera.wire.stored import Context
+
+if TYPE_CHECKING:
+    from tessera.learning.bound_model import Candidates
 
 NAME: Final = "root"
 """Under which a round that is woken may give a function that is told the root, for roles inside
@@ -96,14 +99,20 @@ def simulated_coins(entropy: Entropy, plan: Plan, round_id: RoundId, client: Cli
 # they hide and what not: docs/threat-model.md.
 
 
-def with_negatives(
-    real: Mapping[str, Ids], table: str, rows: int, negatives: int, secret: Secret
-) -> dict[str, Ids]:
-    """A client's rows by table, with `negatives` others of this one, which has so many rows.
+def with_negatives(real: Mapping[str, Ids], softmax: Candidates, secret: Secret) -> dict[str, Ids]:
+    """A client's rows by table, with negatives of the table that a softmax is over.
 
-    Uniform among the rows that are not its own; all of them, if there are no more.
+    Uniform among the rows that are not its own; all of them, if there are no more. With weights, so
+    many draws from all rows: what is drawn does not depend on what the client has.
     """
-    own = real[table]
-    stream = Stream.of(secret, Label.NEGATIVES, table)
-    drawn = decoys.draw_others(own, decoys.WholeTable(rows), stream, negatives)
-    return {**real, table: np.union1d(own, drawn)}
+    own = real[softmax.root]
+    stream = Stream.of(secret, Label.NEGATIVES, softmax.root)
+    if softmax.weights is None:
+        every = decoys.WholeTable(softmax.rows)
+        drawn = decoys.draw_others(own, every, stream, softmax.negatives)
+    else:
+        shares = np.cumsum(softmax.weights)
+        words = CoinStream(stream).words(softmax.negatives)
+        at = np.searchsorted(shares, (words >> np.uint64(11)) * (shares[-1] * 2.0**-53), "right")
+        drawn = np.minimum(at, softmax.rows - 1).astype(np.uint64)
+    return {**real, softmax.root: np.union1d(own, drawn)}

@@ -36,7 +36,7 @@ def own_rows(bound: BoundModel, examples: Examples, secret: Secret) -> dict[str,
     own, softmax = bound.row_ids_of(examples), bound.candidates
     if softmax is None:
         return own
-    return with_negatives(own, softmax.root, softmax.rows, softmax.negatives, secret)
+    return with_negatives(own, softmax, secret)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from tessera.data.split import with_validation
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.scores import evaluate
+from tessera.learning.rankers import ranks
+from tessera.learning.scores import ItemScores, RowSource, evaluate
 from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
 from tessera.privacy.dp.events import THE_METRICS
@@ -42,7 +43,7 @@ WHOLE = 1 << 20
 
 
 class Evaluation:
-    """Scores of the current model over held-out examples."""
+    """ItemScores of the current model over held-out examples."""
 
     def __init__(self, task: Task, module: nn.Module, bound: BoundModel) -> None:
         self._task, self._module, self._bound = task, module, bound
@@ -50,15 +51,30 @@ class Evaluation:
     def scores(
         self, dense: Floats, tables: Mapping[str, StoredTable], examples: Examples
     ) -> Floats:
-        """Logits of these examples, each client's with its own local rows."""
+        """Logits of these examples, each client's with its own local rows; ranks of a softmax."""
+        if self._task.solve is not None:
+            found = ranks(self._task.solve(tables), examples)
+            return np.stack([found, np.zeros(len(found))], axis=1).astype(np.float32)
+        parameters = self._parameters(dense, tables)
+        return evaluate(self._module, self._bound, parameters, examples)
+
+    def of_all_items(self, dense: Floats, tables: Mapping[str, StoredTable]) -> ItemScores:
+        """ItemScores of every item: those of a softmax, or what the task solves."""
+        if self._task.solve is not None:
+            return self._task.solve(tables)
+        parameters = self._parameters(dense, tables)
+        return lambda some: evaluate(self._module, self._bound, parameters, some, rank=False)
+
+    def _parameters(
+        self, dense: Floats, tables: Mapping[str, StoredTable]
+    ) -> Mapping[str, Floats | RowSource]:
         sources = {
             name: table.values(np.arange(table.size, dtype=np.uint64))
             if table.size <= WHOLE
             else table
             for name, table in tables.items()
         }
-        parameters = self._bound.parameters(dense, sources)
-        return evaluate(self._module, self._bound, parameters, examples)
+        return self._bound.parameters(dense, sources)
 
     def measures(self, dense: Floats, tables: Mapping[str, StoredTable]) -> dict[str, float]:
         """Figures over everybody's held-out examples, in one place: only a simulation can do it."""

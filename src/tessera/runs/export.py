@@ -47,6 +47,11 @@ def export_run(
     log = RunFolder.load(folder)
     task = task or named_task(log)
     complete(log.plan, task)  # refuses a task with another model
+    if task.solve is not None:
+        raise ConfigError(
+            f"{folder}: its sums are solved and not trained, and no module holds what comes of it",
+            hint="tessera recommend and tessera rank read them from the run",
+        )
     _check_version(log)
     if with_local and not is_charged(log.plan, "local rows"):
         raise ConfigError(

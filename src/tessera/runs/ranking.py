@@ -2,15 +2,15 @@
 
 Of a click model: for each user with a click in its test part, the first of these is the target, and
 every item that the user did not have before is a candidate, scored with what was known then. Of a
-softmax over a table: every test example, among all rows. None is sampled (`learning/metrics.py`).
+softmax over a table: every test example, among all rows. Of sequences: each user's last item, among
+all that it does not have (`learning/rankers.py`). None is sampled.
 Beside the model stand predictors that need none: what was clicked most often in the training part,
 and what most often came after the last item there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,15 +20,15 @@ import numpy.typing as npt
 
 from tessera.data.examples import LABEL, ClientData, Examples
 from tessera.data.ratings import RatingData
+from tessera.data.sequences import SEEN, SequenceData
 from tessera.errors import ConfigError
-from tessera.learning.metrics import POPULARITY, SUCCESSOR, RankMetric, hit_rate, ndcg, successors
-from tessera.learning.scores import evaluate
-from tessera.rounds import schemes
-from tessera.runs.central import CentralTraining
+from tessera.learning.metrics import RankMetric, hit_rate, ndcg, next_measures, successors
+from tessera.learning.rankers import POPULARITY, SUCCESSOR, predictors
+from tessera.learning.rankers import ranks as item_ranks
+from tessera.learning.scores import ItemScores
 from tessera.runs.export import named_task
-from tessera.runs.folder import CHECKPOINT, RunFolder, entropy_of
-from tessera.runs.recommend import check_run
-from tessera.runs.training import Training, complete
+from tessera.runs.folder import RunFolder
+from tessera.runs.recommend import check_run, standing
 from tessera.tasks import Task
 
 Doubles = npt.NDArray[np.float64]
@@ -77,16 +77,18 @@ def full_ranking(
             hint="its metric is in the report",
         )
     check_run(log, task)
-    with _standing(log, task) as (score, rounds):
-        if softmax:
-            assert isinstance(task.metric, RankMetric)
+    with standing(log, task) as stood:
+        if isinstance(task.data, SequenceData):
+            some = spread(task.data.test, users)
+            figures = _next_figures(task.data, stood.of_all_items, some, on_progress)
+            targets, candidates = len(some), _candidates(task.data.sizes["item"], some)
+        elif isinstance(task.metric, RankMetric):
             test = task.data.test
-            outputs = score(test)
-            figures = {MODEL: task.metric.measures(outputs, test)}
+            figures = {MODEL: task.metric.measures(stood.scores(test), test)}
             figures |= task.metric.baseline_measures(task.data)
             targets, candidates = len(test), task.metric.rows
         else:
-            ranks, candidates = _item_ranks(task.data, score, users, on_progress)
+            ranks, candidates = _item_ranks(task.data, stood.scores, users, on_progress)
             targets = len(ranks[MODEL])
             figures = {
                 name: {
@@ -100,11 +102,38 @@ def full_ranking(
         run=str(folder),
         task=task.title or task.name,
         scheme=log.plan.scheme.value,
-        rounds=rounds,
+        rounds=stood.rounds,
         targets=targets,
         candidates=candidates,
         figures=figures,
     )
+
+
+def spread(examples: Examples, most: int) -> Examples:
+    """At most so many of these, spread evenly; 0: all."""
+    step = max(1, -(-len(examples) // most)) if most else 1
+    return examples.take(slice(None, None, step))
+
+
+def _candidates(items: int, examples: Examples) -> int:
+    """Items that an example's own is ranked among, on average."""
+    return round(items - float((examples[SEEN] >= 0).sum(axis=1).mean()))
+
+
+def _next_figures(
+    data: SequenceData, model: ItemScores, examples: Examples, on_progress: Progress | None
+) -> dict[str, dict[str, float]]:
+    """Of the model first, then of the predictors that need none."""
+    made = {MODEL: lambda: model, **predictors(data.events, data.sizes["item"])}
+    figures = {}
+    for place, (name, make) in enumerate(made.items()):
+
+        def progress(done: int, of: int, before: int = place) -> None:
+            if on_progress is not None:
+                on_progress((before * of + done) // len(made), of)
+
+        figures[name] = next_measures(item_ranks(make(), examples, progress))
+    return figures
 
 
 def _clicks(task: Task) -> bool:
@@ -115,29 +144,6 @@ def _clicks(task: Task) -> bool:
         and not isinstance(data, RatingData)
         and data.train.subjects is None
     )
-
-
-@contextmanager
-def _standing(
-    log: RunFolder, task: Task
-) -> Iterator[tuple[Callable[[Examples], npt.NDArray[np.float32]], int]]:
-    """What the model of the last checkpoint gives for examples, and the rounds behind it."""
-    plan, checkpoint = complete(log.plan, task), log.folder / CHECKPOINT
-    entropy = entropy_of(log)
-    if not schemes.of(plan).federated:
-        central = CentralTraining(task, plan, folder=checkpoint, entropy=entropy)
-        parameters = central.central.parameters()
-        yield (
-            lambda examples: evaluate(central.module, central.bound, parameters, examples),
-            central.rounds_done,
-        )
-        return
-    with Training(task, plan, folder=checkpoint, entropy=entropy) as stood:
-        tables = stood.tables | stood.local
-        yield (
-            lambda examples: stood.evaluation.scores(stood.dense, tables, examples),
-            (stood.rounds_done),
-        )
 
 
 def _item_ranks(

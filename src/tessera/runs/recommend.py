@@ -6,6 +6,8 @@ mask is not in a run's folder: it is fitted again here, to the client's ratings,
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,10 +19,11 @@ import numpy.typing as npt
 from tessera.data.examples import LABEL, NONE, ClientData, Examples
 from tessera.data.negatives import SecretOf
 from tessera.data.ratings import RatingData
+from tessera.data.sequences import SEEN, SequenceData
 from tessera.errors import ConfigError
 from tessera.learning.models.masked import fit
 from tessera.learning.rating_models import BASE
-from tessera.learning.scores import evaluate
+from tessera.learning.scores import ItemScores, evaluate
 from tessera.learning.task_setup import RatingSetup
 from tessera.rounds import schemes
 from tessera.rounds.root import lasting_secret
@@ -51,7 +54,9 @@ class Recommendations:
     """What a client would be shown, and what it rated or clicked before.
 
     `scale` is that of ratings; without one `predicted` is the probability of a click, or, where
-    what was not clicked was drawn and never shown, a `score` that only orders items.
+    what was not clicked was drawn and never shown, a `score` that only orders items. `came_next`
+    is what is held out of a sequence, and `place` where it stands among what the client does not
+    have, from 1 on.
     """
 
     run: str
@@ -66,6 +71,8 @@ class Recommendations:
     past: list[Item]
     user: str = ""
     score: bool = False
+    came_next: Item | None = None
+    place: int = 0
 
 
 def recommendations(
@@ -87,6 +94,8 @@ def recommendations(
     log = RunFolder.load(folder)
     task = task or named_task(log, data)
     given = task.data
+    if isinstance(given, SequenceData):
+        return _following(log, task, given, _client(log, given, client, user), top, past)
     if "item" not in given.sizes or "item" not in given.train.fields:
         raise ConfigError(
             f"{folder}: the examples of task {task.name!r} have no field 'item' to recommend",
@@ -137,6 +146,78 @@ def recommendations(
         user=given.names_of("user").name(client) if "user" in given.sizes else str(client),
         score=scale is None and not chances,
     )
+
+
+def _following(
+    log: RunFolder, task: Task, data: SequenceData, client: int, top: int, past: int
+) -> Recommendations:
+    """What comes next after a client's training part, beside what did."""
+    check_run(log, task)
+    own, names, held = data.events.of(client), data.names_of("item"), data.test_of(client)
+    last = np.full((1, max(1, len(own))), NONE, np.int64)
+    last[0, : len(own)] = own[::-1]
+    length = data.test["history"].shape[1]
+    one = Examples(
+        {"user": np.array([client]), "item": own[:1], "history": last[:, :length], SEEN: last}
+    )
+    with standing(log, task) as stood:
+        scores = stood.of_all_items(one)[0].astype(np.float64)
+    rows = names.filled[~np.isin(names.filled, own)]
+    order = rows[np.argsort(-scores[rows], kind="stable")]
+
+    def entry(row: int) -> Item:
+        score = round(float(scores[row]), 4)
+        return Item(int(row), data.title_of(int(row)), score, None, names.name(int(row)))
+
+    came = int(held["item"][0]) if len(held) else None
+    return Recommendations(
+        run=str(log.folder),
+        task=task.title or task.name,
+        scheme=log.plan.scheme.value,
+        rounds=stood.rounds,
+        client=client,
+        ratings=len(own),
+        mask=None,
+        scale=None,
+        recommended=[entry(row) for row in order[:top]],
+        past=[entry(row) for row in own[::-1][:past]],
+        user=data.names_of("user").name(client),
+        score=True,
+        came_next=None if came is None else entry(came),
+        place=0 if came is None else 1 + int((scores[rows] >= scores[came]).sum()) - 1,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RunModel:
+    """The model of a run's last checkpoint: what it gives for examples, and for every item."""
+
+    rounds: int
+    scores: Callable[[Examples], npt.NDArray[np.float32]]
+    of_all_items: ItemScores
+
+
+@contextmanager
+def standing(log: RunFolder, task: Task) -> Iterator[RunModel]:
+    """The model as it stands, in one place or with everybody's own rows."""
+    plan, checkpoint = complete(log.plan, task), log.folder / CHECKPOINT
+    entropy = entropy_of(log)
+    if not schemes.of(plan).federated:
+        one = CentralTraining(task, plan, folder=checkpoint, entropy=entropy)
+        known = one.central.parameters()
+        yield RunModel(
+            one.rounds_done,
+            lambda some: evaluate(one.module, one.bound, known, some),
+            lambda some: evaluate(one.module, one.bound, known, some, rank=False),
+        )
+        return
+    with Training(task, plan, folder=checkpoint, entropy=entropy) as stood:
+        tables = stood.tables | stood.local
+        yield RunModel(
+            stood.rounds_done,
+            lambda some: stood.evaluation.scores(stood.dense, tables, some),
+            lambda some: stood.evaluation.of_all_items(stood.dense, tables)(some),
+        )
 
 
 def _known(examples: Examples, scale: tuple[float, float] | None) -> dict[int, float]:
@@ -228,27 +309,18 @@ def _shown(data: ClientData, client: int, rows: Ints) -> Examples:
 
 def _scores(log: RunFolder, task: Task, whole: Examples) -> tuple[npt.NDArray[np.float64], int]:
     """What the model of the last checkpoint gives for these, and the rounds behind it."""
-    plan, checkpoint = complete(log.plan, task), log.folder / CHECKPOINT
-    entropy = entropy_of(log)
     still, data = task, task.data
     if isinstance(data, RatingData) and isinstance(task.setup, RatingSetup):
         # Without a set-up: what came of it is in the run's folder, or was made for this client.
         bare = data.train.with_field(BASE, np.zeros(len(data.train), np.float32))
         bare = task.setup.described(data, bare)
         still = replace(task, setup=None, data=replace(data, train=bare))
-    stood: Training | CentralTraining
-    if not schemes.of(plan).federated:
-        stood = CentralTraining(still, plan, folder=checkpoint, entropy=entropy)
-        raw = evaluate(stood.module, stood.bound, stood.central.parameters(), whole)
-        rounds = stood.rounds_done
-    else:
-        with Training(still, plan, folder=checkpoint, entropy=entropy) as stood:
-            raw = stood.evaluation.scores(stood.dense, stood.tables | stood.local, whole)
-            rounds = stood.rounds_done
+    with standing(log, still) as stood:
+        raw = stood.scores(whole)
     if raw.ndim != 1:
         raise ConfigError(
             f"{log.folder}: the model of task {task.name!r} gives {raw.shape[1]} values for an "
             "example, and items are ranked by one",
             hint="use tessera.load on the exported model, and rank its scores as you need",
         )
-    return raw.astype(np.float64), rounds
+    return raw.astype(np.float64), stood.rounds

@@ -18,7 +18,13 @@ from tessera.data.examples import ClientData
 from tessera.data.interactions import Interactions
 from tessera.data.lastfm import RATINGS
 from tessera.data.mnist import mnist
-from tessera.data.movielens import movielens_1m, movielens_100k, shops_1m
+from tessera.data.movielens import (
+    movielens_1m,
+    movielens_100k,
+    sequences_1m,
+    sequences_100k,
+    shops_1m,
+)
 from tessera.data.published import VARIABLE
 from tessera.data.row_names import OwnNames
 from tessera.data.speech import plays, speakers_like, spoken, words_of
@@ -33,6 +39,7 @@ from tessera.learning.softmax import Softmax
 from tessera.learning.training.settings import LocalTraining
 from tessera.tasks import kinds
 from tessera.tasks.kinds import TaskKind
+from tessera.tasks.sequences import NEXT, SEQUENCES
 from tessera.tasks.task import CentralSettings, PrivateSettings, Recommended, Task
 
 
@@ -501,6 +508,20 @@ TASKS: Final[Mapping[str, Known]] = {
         summary="Last.fm 2K, plays binned to ratings of 1 to 5.",
         title="Last.fm 2K, plays as ratings of 1 to 5",
         recommended=_LISTENED,
+    ),
+    "sequences-100k": Known(
+        read=sequences_100k,
+        summary="MovieLens 100K; which film comes next, ranked among all.",
+        title="MovieLens 100K, the next film",
+        recommended=NEXT,
+        kind=SEQUENCES,
+    ),
+    "sequences-1m": Known(
+        read=sequences_1m,
+        summary="MovieLens 1M, likewise.",
+        title="MovieLens 1M, the next film",
+        recommended=NEXT,
+        kind=SEQUENCES,
     ),
     "plays": Known(
         read=plays,

@@ -22,8 +22,10 @@ from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.metrics import ClickMetric, Metric
 from tessera.learning.module_tables import Tables
+from tessera.learning.scores import ItemScores
 from tessera.learning.softmax import Softmax, ranked
 from tessera.learning.tables.submodel import Floats, Ids
+from tessera.learning.tables.table import StoredTable
 from tessera.learning.task_setup import Setup
 from tessera.learning.training.jobs import Learner, Loss, click_loss, tensor
 from tessera.learning.training.noisy_steps import NoisySteps
@@ -227,7 +229,8 @@ class Task:
     `Softmax` the module gives one logit per row at hand. `setup` is what is summed up over all
     clients before the first round. A task whose clients do not train by gradient descent over
     batches brings the `learner` that trains them, and a `noisy_learner` if it can with noise per
-    person.
+    person. Where clients send sums and train nothing, `solve` makes scores of the shared tables,
+    and every client is in the sums once.
     """
 
     name: str
@@ -240,6 +243,7 @@ class Task:
     setup: Setup | None = None
     learner: Callable[[BoundModel, LocalTraining], Learner] | None = None
     noisy_learner: Callable[[BoundModel, LocalTraining, NoisySteps], Learner] | None = None
+    solve: Callable[[Mapping[str, StoredTable]], ItemScores] | None = None
     recommended: Recommended = field(default_factory=Recommended)
     architecture: Mapping[str, Any] | None = None  # how to make the module again, without the data
 

@@ -23,7 +23,7 @@ from tessera.crypto.secret import Secret
 from tessera.data.examples import LABEL, Examples
 from tessera.errors import MisuseError
 from tessera.learning.bound_model import Batch, BoundModel
-from tessera.learning.softmax import CANDIDATES, log_weights
+from tessera.learning.softmax import CANDIDATES
 from tessera.learning.tables.submodel import (
     Floats,
     Ids,
@@ -162,7 +162,7 @@ def prepare(bound: BoundModel, job: Job) -> PreparedJob:
     shared = {}
     if softmax is not None:
         own = bound.row_ids_of(job.examples)[softmax.root]
-        shared[CANDIDATES] = log_weights(softmax.rows, rows[softmax.root], own)
+        shared[CANDIDATES] = softmax.log_weights(softmax.rows, rows[softmax.root], own)
     return PreparedJob(job, batch, len(examples), rows, values, counts, places, shared)
 
 

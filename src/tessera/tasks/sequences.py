@@ -1,0 +1,210 @@
+"""What comes next: a lag model that is trained, or pair counts that are summed up.
+
+Both are over the same data (`data/sequences.py`) and are tested in the same way: where the held-out
+item stands among all that its user does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import torch
+
+from tessera.data.clicks import offsets
+from tessera.data.examples import ClientData, Examples
+from tessera.data.sequences import SequenceData
+from tessera.errors import ConfigError
+from tessera.learning.architecture import build
+from tessera.learning.averaging import ServerStep
+from tessera.learning.bound_model import Table
+from tessera.learning.metrics import NextMetric
+from tessera.learning.models.lags import BIASES, ITEMS
+from tessera.learning.models.pairs import CELL, WEIGHT, PairCounter, PairModel, Pairs
+from tessera.learning.module_tables import Tables
+from tessera.learning.softmax import SampledSoftmax
+from tessera.learning.tables.spec import Zeros
+from tessera.learning.training.settings import LocalTraining
+from tessera.tasks.kinds import TaskKind
+from tessera.tasks.task import CentralSettings, Recommended, Task
+
+NEXT: Final = Recommended(
+    training=LocalTraining(batch=50, examples=50, rate=1.0, decay=1.0, weight_decay=2e-4),
+    server=ServerStep(
+        optimizer="adam", rate=0.01, dense_rate=0.003, epsilon=1e-6, schedule="linear"
+    ),
+    central=CentralSettings(rate=0.002, batch=256),
+    clip=16.0,
+    dense_clip=64.0,
+    max_rows=3_000,
+    rounds=160,
+)
+_SUMMED: Final = Recommended(
+    training=LocalTraining(batch=0, rate=1.0, decay=1.0), server=ServerStep(optimizer="sum")
+)
+MOST_TOGETHER: Final = 1_000
+"""Clients in a round of sums; of more, each is in one of several rounds."""
+
+
+def sequence_task(
+    data: ClientData,
+    *,
+    title: str,
+    recommended: Recommended,
+    model: str = "next",
+    width: int = 64,
+    negatives: int = 300,
+    power: float = 0.5,
+    tau: float = 6.0,
+    penalty: float = 250.0,
+    min_holders: int = 5,
+    exact_pairs: bool = False,
+) -> Task:
+    """The next item, by a lag model ("next") or from sums of pair counts ("pairs").
+
+    Of "next": `negatives` are drawn from counts to the `power` (0: evenly). Of "pairs": `tau`,
+    `penalty` and `min_holders` as in `learning/models/pairs.py`.
+    """
+    if not isinstance(data, SequenceData):
+        raise ConfigError(f"task {data.name!r}: the data has no sequences")
+    if model not in MODELS:
+        raise ConfigError(f"task: model = {model!r}", hint=f"one of {', '.join(MODELS)}")
+    metric = NextMetric(rows=data.sizes["item"], target="item", sequence="history")
+    if model == "next":
+        return _next(data, title, recommended, metric, width, negatives, power)
+    pairs = Pairs(items=data.sizes["item"], tau=tau if data.ordered else 0.0, penalty=penalty)
+    return _pairs(data, title, metric, pairs, min_holders, exact_pairs)
+
+
+MODELS: Final = ("next", "pairs")
+
+
+def _next(
+    data: SequenceData,
+    title: str,
+    recommended: Recommended,
+    metric: NextMetric,
+    width: int,
+    negatives: int,
+    power: float,
+) -> Task:
+    items = data.sizes["item"]
+    if not data.ordered:
+        raise ConfigError(
+            f"task {data.name!r}: no times, and what comes next has an order",
+            hint='time = "COLUMN", or model = "pairs", which needs none',
+        )
+    if not 1 <= negatives < items:
+        raise ConfigError(
+            f"task {data.name!r}: {negatives} negatives among {items:,} items",
+            hint=f"1 to {items - 1:,}",
+        )
+    if not 0.0 <= power <= 1.0:
+        raise ConfigError(f"task {data.name!r}: power = {power}", hint="0 (evenly) to 1")
+    times = np.bincount(data.events.item, minlength=items).astype(np.float64)
+    architecture = {
+        "name": "lags",
+        "items": items,
+        "length": data.train["history"].shape[1],
+        "width": width,
+    }
+    return Task(
+        name=data.name,
+        title=title,
+        data=data,
+        module=lambda: build({**architecture, "seed": torch.initial_seed()}),
+        tables=Tables({ITEMS: Table("item", "history"), BIASES: Table("item")}),
+        loss=SampledSoftmax(
+            ITEMS, BIASES, target="item", negatives=negatives, weights=np.power(times + 1.0, power)
+        ),
+        metric=metric,
+        recommended=recommended,
+        architecture=architecture,
+    )
+
+
+def _pairs(
+    data: SequenceData,
+    title: str,
+    metric: NextMetric,
+    pairs: Pairs,
+    min_holders: int,
+    exact_pairs: bool,
+) -> Task:
+    user, cell, weight = pairs.counts(data.events)
+    counts = np.bincount(user, minlength=data.clients).astype(np.int64)
+    _, holders = np.unique(cell, return_counts=True)
+    alone = f"{100 * np.mean(holders == 1):.0f} %"
+    if not exact_pairs:
+        raise ConfigError(
+            f'task {data.name!r}, model = "pairs": the exact sums of pairs go to the server, and '
+            f"{alone} of the pairs have one holder: who knows an item of a history can follow it "
+            "from pair to pair",
+            hint='exact_pairs = true if that is acceptable, or model = "next"',
+        )
+    if min_holders < 1:
+        raise ConfigError(f"task: min_holders = {min_holders}", hint="1 or more")
+    most = float(weight.max(initial=1.0))
+    rounds = -(-data.clients // MOST_TOGETHER)
+    return Task(
+        name=data.name,
+        title=title,
+        data=replace(
+            data,
+            train=Examples({CELL: cell, WEIGHT: weight.astype(np.float32)}),
+            offsets=offsets(counts),
+            facts={
+                **data.facts,
+                "pairs": f"{len(holders):,} with a holder, {counts.mean():,.0f} of a client on "
+                f"average, {counts.max():,} at most",
+                "pairs with one holder": alone,
+                "published": f"the 200 largest weights of each item, from pairs with {min_holders} "
+                "holders or more",
+            },
+        ),
+        module=lambda: build({"name": "pairs"}),
+        tables=Tables({"pairs.weight": Table(CELL, size=pairs.cells, initial=Zeros())}),
+        metric=metric,
+        learner=lambda bound, training: PairCounter(),
+        solve=PairModel(pairs, min_holders).solved,
+        recommended=replace(
+            _SUMMED,
+            clip=float(2 ** np.ceil(np.log2(most))),  # a power of two: whole numbers stay whole
+            max_rows=int(counts.max()),
+            rounds=rounds,
+            cohort=data.clients // rounds,
+        ),
+        architecture={"name": "pairs"},
+    )
+
+
+_EXPLAINED: Final[Mapping[str, str]] = {
+    "history": "Items before an item that the model looks at.",
+    "part": 'What the model is tested on: each user\'s last item ("test"), or the one before '
+    '("validation") to tune settings.',
+    "model": '"next" (a lag model that is trained) or "pairs" (pair counts that are summed).',
+    "width": "Columns of an item's row.",
+    "negatives": "Items that a client draws beside its own, once, from its own secret.",
+    "power": "Negatives are drawn from how often items occur, to this power; 0: evenly.",
+    "tau": "Of pairs: places after which an item counts a third.",
+    "penalty": "Of pairs: what is added to the diagonal before the solve.",
+    "min_holders": "Of pairs: clients that hold a pair that is published, at least.",
+    "exact_pairs": "Of pairs: whether the server may have their exact sums.",
+}
+
+SEQUENCES: Final = TaskKind(
+    sequence_task,
+    (
+        "model",
+        "width",
+        "negatives",
+        "power",
+        "tau",
+        "penalty",
+        "min_holders",
+        "exact_pairs",
+    ),
+    _EXPLAINED,
+)

@@ -1,0 +1,220 @@
+"""What comes next, trained or summed up under every row scheme."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from tessera import wire
+from tessera.crypto.entropy import ScriptedEntropy
+from tessera.data.row_names import RowNames
+from tessera.data.sequences import Sequences, sequence_data
+from tessera.errors import ConfigError
+from tessera.ids import ClientId
+from tessera.learning.models.pairs import TABLE, Pairs
+from tessera.learning.training.jobs import prepare
+from tessera.plan import Plan, SimulationPlan
+from tessera.plan.dp import DPPlan
+from tessera.plan.sections import GroupsPlan
+from tessera.protocols.plain import PlainRows
+from tessera.rounds.root import lasting_secret, with_negatives
+from tessera.runs.client_training import Trainer
+from tessera.runs.training import Training, complete
+from tessera.simulation.views import Views
+from tessera.tasks.sequences import NEXT, sequence_task
+
+USERS, ITEMS, NEGATIVES = 20, 60, 25
+SECRET = b"next"
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Items go up by one or two, from wherever a user begins."""
+    rng = np.random.default_rng(2)
+    own = [
+        (rng.integers(ITEMS) + np.cumsum(rng.integers(1, 3, rng.integers(8, 20)))) % ITEMS
+        for _ in range(USERS)
+    ]
+    user = np.repeat(np.arange(USERS), [len(each) for each in own])
+    events = Sequences.sorted(user, np.concatenate(own), None, users=USERS, items=ITEMS)
+    named = {"user": RowNames.numbered(USERS), "item": RowNames.numbered(ITEMS)}
+    return sequence_data("steps", events, items=ITEMS, length=8, ids=named)
+
+
+def a_task(data, model: str = "next", **options):
+    options = {"width": 8, "negatives": NEGATIVES, "exact_pairs": True, **options}
+    return sequence_task(data, title="steps", recommended=NEXT, model=model, **options)
+
+
+def trained(task, scheme: str, rounds: int = 2, cohort: int = 10, views=None, **more) -> Training:
+    trainer = more.pop("trainer", Trainer.AUTO)
+    simulation = SimulationPlan(rounds=rounds, crypto=more.pop("crypto", "none"))
+    plan = complete(Plan(scheme=scheme, cohort=cohort, simulation=simulation, **more), task)
+    training = Training(task, plan, entropy=ScriptedEntropy(SECRET), views=views, trainer=trainer)
+    for _ in training.run(rounds):
+        pass
+    return training
+
+
+def test_a_few_rounds_beat_the_predictors_that_need_no_model(data):
+    task = a_task(data, power=0.0)
+    run = trained(task, "submodel", rounds=60, cohort=20)
+    found = run.evaluation.measures(run.dense, run.tables)
+    assert set(found) == {"NDCG@10", "recall@10", "recall@20"}
+    assert found["NDCG@10"] > task.metric.baselines(data)["most frequent"] + 0.2
+
+
+@pytest.mark.parametrize("crypto", ["none", "every"])
+def test_submodel_and_two_servers_train_the_same_model_to_the_bit(data, crypto):
+    task = a_task(data)
+    one, two = trained(task, "submodel"), trained(task, "two-server", crypto=crypto)
+    before = task.bind(task.build(0)).initial("items")
+    assert np.abs(one.parameters()["items.weight"] - before).max() > 0.001
+    for name, values in one.parameters().items():
+        assert values.tobytes() == two.parameters()[name].tobytes(), name
+
+
+def test_fixed_groups_train_the_same_model_to_the_bit_with_everybody_in_it(data):
+    """One by one: side by side, dropout masks are drawn for all who train together."""
+    task = a_task(data)
+    one = trained(task, "submodel", cohort=USERS, trainer=Trainer.SEQUENTIAL)
+    two = trained(
+        task,
+        "secure-submodel",
+        cohort=USERS,
+        groups=GroupsPlan(size=5, small=True),
+        crypto="every",
+        trainer=Trainer.SEQUENTIAL,
+    )
+    for name, values in one.parameters().items():
+        assert values.tobytes() == two.parameters()[name].tobytes(), name
+
+
+def test_every_round_asks_for_all_rows_and_counts_them_alike(data):
+    """Negatives are drawn once: neither the window of a round nor the plan's seed says which."""
+    views, task = Views(), a_task(data)
+    run = trained(task, "submodel", rounds=3, cohort=USERS, views=views, crypto="every")
+    asked: dict[int, set[frozenset[int]]] = {}
+    for seen in views.by_party["server"]:
+        if wire.kind_of(seen.data) is PlainRows:
+            message = wire.decode(seen.data)
+            asked.setdefault(int(message.sender), set()).add(
+                frozenset(map(int, message.tables[0].rows))
+            )
+    assert len(asked) == USERS
+    for client, rows in asked.items():
+        job = run.job(ClientId(client), run._whole(ClientId(client)))
+        for counts in prepare(run.bound, job).counts.values():
+            assert len(set(counts.tolist())) == 1
+        own = set(map(int, data.events.of(client)))
+        (named,) = rows
+        assert own < named and named == set(
+            map(int, run.clients[ClientId(client)].local.real["items"])
+        )
+        public = lasting_secret(ScriptedEntropy(b"0"), run.plan.federation, client)
+        mine = {"items": np.array(sorted(own), np.uint64)}
+        guessed = with_negatives(mine, run.bound.candidates, public)["items"]
+        assert named - (set(map(int, guessed)) - own) != own
+
+
+def test_what_is_drawn_does_not_change_when_a_client_has_more(data):
+    softmax = a_task(data).bind(a_task(data).build(0)).candidates
+    secret = lasting_secret(ScriptedEntropy(b"a"), "f", 1)
+    first, then = (
+        set(with_negatives({"items": np.array(own, np.uint64)}, softmax, secret)["items"].tolist())
+        for own in ([1, 2], [1, 2, 3, 4])
+    )
+    assert then == first | {3, 4}
+
+
+def test_the_held_out_item_is_a_negative_as_often_as_others(data):
+    drawn = held = 0
+    softmax = a_task(data, power=0.0).bind(a_task(data).build(0)).candidates
+    for k in range(40):
+        for user in range(USERS):
+            secret = lasting_secret(ScriptedEntropy(bytes([k])), "f", user)
+            own = np.sort(data.events.of(user)).astype(np.uint64)
+            rows = with_negatives({"items": own}, softmax, secret)["items"]
+            drawn += len(rows) - len(own)
+            held += int(data.test_of(user)["item"][0] in rows)
+    others = np.mean([ITEMS - len(data.events.of(user)) for user in range(USERS)])
+    assert held / (40 * USERS) == pytest.approx(drawn / (40 * USERS) / others, abs=0.06)
+
+
+# --- pairs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scheme", "more"),
+    [
+        ("submodel", {}),
+        ("two-server", {"crypto": "every"}),
+        ("secure-submodel", {"crypto": "every", "groups": GroupsPlan(size=5, small=True)}),
+    ],
+)
+def test_pair_sums_are_those_of_all_clients_under_every_scheme(data, scheme, more):
+    task = a_task(data, "pairs", min_holders=1)
+    run = trained(task, scheme, rounds=1, cohort=USERS, **more)
+    plain = trained(task, "submodel", rounds=1, cohort=USERS)
+    table, expected = run.tables[TABLE], Pairs(items=ITEMS).sums_of(data.events)
+    ids = table.touched_ids
+    values = table.values(ids)
+    assert values.tobytes() == plain.tables[TABLE].values(ids).tobytes()
+    found = Pairs(items=ITEMS).sums([(ids.astype(np.int64), values[:, 0].astype(np.float64))])
+    assert_allclose(found, expected, atol=USERS * 2e-3)  # rounded by every client, unbiased
+    _, cell, _ = Pairs(items=ITEMS).counts(data.events)
+    holders = np.bincount(cell, minlength=Pairs(items=ITEMS).cells)[ids.astype(np.int64)]
+    assert (np.rint(values[:, 1]) == holders).all()
+    figures = run.evaluation.measures(run.dense, run.tables)
+    assert figures["NDCG@10"] > task.metric.baselines(task.data)["most frequent"] + 0.2
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"model": "pairs", "exact_pairs": False}, "% of the pairs have one holder"),
+        ({"model": "pears"}, "model = 'pears'"),
+        ({"model": "pairs", "min_holders": 0}, "min_holders = 0"),
+        ({"negatives": ITEMS}, "60 negatives among 60 items"),
+        ({"negatives": 0}, "0 negatives among"),
+        ({"power": 2.0}, "power = 2.0"),
+    ],
+)
+def test_tasks_that_cannot_be_are_refused(data, options, match):
+    with pytest.raises(ConfigError, match=match) as caught:
+        a_task(data, **options)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("plan", "match"),
+    [
+        ({"scheme": "fedavg"}, "whose clients send sums by the row"),
+        ({"simulation": SimulationPlan(rounds=2)}, "counts twice"),
+        ({"simulation": SimulationPlan(rounds=1, patience=2)}, "nothing is trained"),
+        ({"dp": DPPlan(unit="user", epsilon=8.0, clip=1.0)}, "noise is not built"),
+    ],
+)
+def test_plans_whose_sums_would_not_add_up_are_refused(data, plan, match):
+    settings = {"scheme": "submodel", "simulation": SimulationPlan(rounds=1), **plan}
+    with pytest.raises(ConfigError, match=match):
+        complete(Plan(cohort=USERS, **settings), a_task(data, "pairs"))
+
+
+def test_noise_refuses_negatives_by_counts_that_nobody_paid_for(data):
+    plan = Plan(scheme="two-server", cohort=USERS, dp=DPPlan(unit="user", epsilon=8.0, clip=1.0))
+    with pytest.raises(ConfigError, match="how often items occur"):
+        complete(plan, a_task(data))
+    complete(plan, a_task(data, power=0.0))
+
+
+def test_without_an_order_there_is_no_next_and_pairs_are_ease(data):
+    unordered = replace(data, ordered=False)
+    with pytest.raises(ConfigError, match="no times"):
+        a_task(unordered)
+    assert (
+        a_task(unordered, "pairs").bind(a_task(unordered, "pairs").build(0))[TABLE].rows == ITEMS**2
+    )
