@@ -48,7 +48,6 @@ from tessera.protocols.secagg.params import GraphKind, RowSumSpec, SecAggParams,
 from tessera.protocols.secagg.phases import InputSum
 from tessera.protocols.two_server.messages import Forwarded, Purpose
 from tessera.rounds.root import RootCodec
-from tessera.wire import frames
 from tessera.wire.index_set import IndexSet, JoinedSets, SetsByKey
 from tessera.wire.stored import PARTY, ClientSet, Kept, Marks
 
@@ -96,7 +95,7 @@ def same(a: Any, b: Any) -> bool:
         return False
     if isinstance(a, RootedEntropy):
         return a.root.reveal() == b.root.reveal()
-    if is_dataclass(a) and type(a) in frames._LAYOUTS:
+    if is_dataclass(a) and type(a) in wire._LAYOUTS:
         return all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
     if isinstance(a, tuple):
         return len(a) == len(b) and all(map(same, a, b))
@@ -601,7 +600,7 @@ def test_a_field_without_a_codec_is_found_when_the_layout_is_read():
         unknown: list
 
     with pytest.raises(MisuseError, match="Vague: no codec"):
-        frames._codec_of(Vague, list)
+        wire._codec_of(Vague, list)
 
 
 # -- structure: any record that can be made comes back
@@ -1086,7 +1085,7 @@ def plain(value: Any) -> Any:
             return [plain(inner) for inner in value]
         case None | bool() | int() | float() | str():
             return value
-    if type(value) in frames._LAYOUTS:
+    if type(value) in wire._LAYOUTS:
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     return value.name  # a group
 

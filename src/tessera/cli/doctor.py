@@ -1,6 +1,6 @@
 """`tessera doctor`: what this machine has, and what to do about what is missing.
 
-`examine` looks and returns one frozen `Report`; `as_json` and `show` print it. Nothing that is
+`examine` looks and returns one frozen `Report`; `to_json` and `show` print it. Nothing that is
 optional is imported to find out whether it is there.
 """
 
@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Final, TextIO
 
 import numpy as np
+import typer
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tessera.cli.format import SLOWER
+from tessera.cli.format import SLOWER, AsJson
 from tessera.crypto import dpf, kernel
 from tessera.crypto.cuckoo import Layout, SimpleTable, bins_for
 from tessera.crypto.entropy import SystemEntropy
@@ -270,7 +271,16 @@ def has_file(folder: Path, name: str) -> bool:
     return (folder / name).is_file() or (folder / f"{name}.gz").is_file()
 
 
-def as_json(report: Report) -> str:
+def doctor(as_json: AsJson = False) -> None:
+    """What this machine has, and how to add what is missing."""
+    report = examine()
+    if as_json:
+        typer.echo(to_json(report))
+    else:
+        show(report)
+
+
+def to_json(report: Report) -> str:
     return json.dumps(asdict(report), indent=2)
 
 

@@ -55,21 +55,8 @@ def tessera(
         typer.echo(context.get_help())
 
 
-@app.command()
-def doctor(
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-) -> None:
-    """What this machine has, and how to add what is missing."""
-    from tessera.cli import doctor
-
-    report = doctor.examine()
-    if json:
-        typer.echo(doctor.as_json(report))
-    else:
-        doctor.show(report)
-
-
 COMMANDS: Final = {
+    "doctor": "What this machine has, and how to add what is missing.",
     "demo": "Several schemes in one shop: what each costs and hides.",
     "init": "Write a commented plan for a task, or for your own file.",
     "plan": "Check a plan; predict bytes, rows, privacy and time.",
