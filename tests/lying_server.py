@@ -32,7 +32,7 @@ from tessera.learning.tables.spec import DerivedMap, TableSpec
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
 from tessera.learning.tables.table import DenseTable
 from tessera.plan import GroupsPlan, ModelPlan, Plan, Scheme, TablePlan, UnionPlan
-from tessera.privacy.index.period import MemoryPeriods
+from tessera.privacy.index.period import MemoryPeriods, PeriodStore
 from tessera.protocols.epochs import chain, member
 from tessera.protocols.epochs.group import FixedGroup, Leaf
 from tessera.protocols.epochs.member import GroupMember
@@ -157,6 +157,14 @@ class Device:
         self.joined = deposit.data
         self.order = np.arange(WIDTH)
         self.examples = np.ones(EACH, np.int64)  # of each of its rows
+
+    def with_periods(self, periods: PeriodStore) -> Self:
+        """The same device, before it joined, with another store of its periods."""
+        other = deepcopy(self)
+        other.setup = replace(other.setup, local=replace(other.setup.local, periods=periods))
+        other.role, (deposit,) = EpochClient.join(other.setup)
+        assert deposit.data == other.joined
+        return other
 
     def answer(self, data: bytes) -> Delivery:
         """What it sends after it was given this; `ServerFault` if it leaves."""

@@ -1,0 +1,39 @@
+"""A row is offered to one group in its client's life: to another one it is not sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lying_server import TABLE, LyingServer
+from tessera.data.row_names import OwnNames, RowNames
+from tessera.privacy.index.period import AnotherGroup, MemoryPeriods
+from tessera.services.offered_rows import OfferedRows, OneGroup
+
+
+def with_store(server: LyingServer, store: OfferedRows) -> None:
+    """Every client of this group keeps what it offers in one store of its account."""
+    names = RowNames([f"thing {row}" for row in range(server.plan.table(TABLE).rows)])
+    keys = {leaf.client: leaf.key for leaf in server.group.leaves}
+    for client, device in server.devices.items():
+        own = OwnNames(
+            person=f"person {client}",
+            source="its own",
+            naming="things",
+            kinds={TABLE: "thing"},
+            names={"thing": names},
+        )
+        periods = OneGroup(MemoryPeriods(), store, server.plan, client, own, directory=keys)
+        server.devices[client] = device.with_periods(periods)
+
+
+@pytest.mark.xfail(reason="the rows that an epoch freezes are not recorded for their group")
+def test_rows_are_offered_to_one_group_only(tmp_path: Path) -> None:
+    store = OfferedRows(tmp_path)
+    first, second = LyingServer(0), LyingServer(1)  # the same rows, in other groups of ten
+    for server in (first, second):
+        with_store(server, store)
+    first.epoch()
+    with pytest.raises(AnotherGroup):
+        second.epoch()
