@@ -23,14 +23,17 @@ from urllib.parse import parse_qs, urlsplit
 from services import zygote
 from services.asking import content, send
 from services.tap import Tap
+from tessera import wire
 from tessera.cli.main import main
 from tessera.ids import HELPER, SERVER, ClientId, Party
+from tessera.protocols.epochs.messages import Delivery
 from tessera.rounds import schemes
 from tessera.services.bundle import Bundle
 from tessera.services.http import FIRST, RECEIVED, REFUSED, requests
 from tessera.services.http.requests import SENDER, SESSION
+from tessera.services.http.visitor import VISIT
 from tessera.services.journal import NAME
-from tessera.services.link import party_of
+from tessera.services.link import Numbered, party_of
 
 SCRIPT = "a deployment on loopback"
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -73,8 +76,12 @@ class Wiretap:
                 length = int(self.headers.get("content-length", 0))
                 body = self.rfile.read(length)
                 sender = self.headers.get(SENDER, "")
+                visit = self.path == VISIT
                 if body:
-                    tap.note(self.path, sender, SERVER, body, "")
+                    if visit:
+                        tap.visited(sender, body)
+                    else:
+                        tap.note(self.path, sender, SERVER, body, "")
                     tap.moment(sender, "request")
                 line = http.client.HTTPConnection("127.0.0.1", leader_port, timeout=60)
                 try:
@@ -88,6 +95,7 @@ class Wiretap:
                 first = answer.getheader(FIRST, "")
                 if first:
                     tap.note(self.path, SERVER, sender, content, first)
+                if first or visit:
                     tap.moment(sender, "answer")
                 try:
                     self.send_response(answer.status)
@@ -114,6 +122,13 @@ class Wiretap:
         with self._guard:
             for message in requests.unpack(int(first or query["first"][0]), body):
                 self.seen.saw(int(query["round"][0]), sender, receiver, message)
+
+    def visited(self, sender: str, body: bytes) -> None:
+        """A member has one content for an epoch."""
+        if wire.kind_of(body) is Delivery:
+            epoch = wire.decode(body, expect=[Delivery]).statement.epoch
+            with self._guard:
+                self.seen.saw(epoch, sender, SERVER, Numbered(1, body))
 
     def moment(self, sender: str, side: str) -> None:
         if self.on_message is not None:

@@ -21,7 +21,7 @@ from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.keys import SigningKey
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.plan import ServicePlan
-from tessera.services.http.app import LeaderApp, create_app
+from tessera.services.http.app import CohortApp, create_app
 from tessera.services.http.conductor import FOREVER, Conductor
 from tessera.services.http.requests import RequestChecker, signed_headers
 from tessera.services.keyring import Directory
@@ -220,7 +220,7 @@ def test_while_a_journal_loads_everybody_is_told_to_come_again(lab: Lab) -> None
     directory = Directory(b"b" * 32, servers, {ClientId(0): key.public})
     checker = RequestChecker(directory, b"b" * 32)
     loading = Conductor(lambda: lab.leader, SLOW, rounds=None, log=JsonLog("", quiet=True))
-    leader = LeaderApp(loading, checker, SLOW)
+    leader = CohortApp(loading, checker, SLOW)
 
     async def ask() -> None:
         connection = MemoryConnection(create_app(leader))

@@ -41,9 +41,6 @@ CASES: Final = {
         "secure-submodel", cohort=3, privacy={"level": "cpp4", "strict_quorum": True}
     ),
     "secure-submodel, active": plan("secure-submodel", cohort=3, security={"threat": "active"}),
-    "secure-submodel, fixed groups": plan(
-        "secure-submodel", cohort=4, privacy={"level": "groups"}, groups={"size": 2}
-    ),
     "two-server, whole": plan(
         "two-server", cohort=3, two_server=TwoServerPlan(domain="whole", write="dpf")
     ),

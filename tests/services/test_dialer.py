@@ -27,7 +27,7 @@ from tessera.ids import ClientId, RoundId
 from tessera.plan import ServicePlan
 from tessera.services.client import ClientService
 from tessera.services.group_commit import GroupCommit
-from tessera.services.http import FIRST, RECEIVED, dialer, requests
+from tessera.services.http import FIRST, RECEIVED, caller, dialer, requests
 from tessera.services.http.connection import AnswerTooLong, HttpAnswer, LeaderConnection, NoAnswer
 from tessera.services.http.dialer import Dialer, LeaderRefuses
 from tessera.services.journal import Moment
@@ -175,7 +175,7 @@ def test_a_signature_that_grew_old_while_a_process_was_suspended_is_made_anew(
     client: ClientService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moments = iter([0.0, 500.0])
-    monkeypatch.setattr(dialer.time, "time", lambda: next(moments, 500.0))
+    monkeypatch.setattr(caller.time, "time", lambda: next(moments, 500.0))
     made, line = led(client, [HttpAnswer(401, {}, b'{"error": "the time is not now"}')])
     assert made.refused is None and len(line.asked) == 2
 

@@ -35,7 +35,7 @@ BUNDLE, CLIENTS, SIZE = b"b" * 32, 13, 4
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return lab_plan("secure-submodel", cohort=8, groups={"size": SIZE})
+    return lab_plan("secure-submodel", cohort=8, groups={"size": SIZE, "small": True})
 
 
 def written(folder: Path, plan: Plan, *, script: bytes = b"groups", size: int = SIZE) -> Path:
@@ -206,12 +206,17 @@ def test_a_client_has_one_group_in_its_life(made: Path, plan: Plan, tmp_path: Pa
 
 def test_the_command_says_on_whose_word_groups_are(tmp_path: Path, capsys) -> None:
     path = tmp_path / "plan.toml"
-    path.write_text(
+    plan = (
         'scheme = "secure-submodel"\ncohort = 4\n[model]\ndense = 2\n'
         '[[table]]\nname = "goods"\nrows = 60\nwidth = 2\n[union]\nmax_rows = 12\n'
         "[groups]\nsize = 2\n"
     )
     bundle, keys = str(tmp_path / "bundle.npz"), str(tmp_path / "keys")
+    path.write_text(plan)
+    assert main(["pack", str(path), "--out", bundle, "--clients", "5"]) == 0
+    assert main(["keys", bundle, "--out", keys]) == 2
+    assert "groups of 2 are drawn among at least 20" in capsys.readouterr().err
+    path.write_text(plan + "small = true\n")
     assert main(["pack", str(path), "--out", bundle, "--clients", "5"]) == 0
     assert main(["keys", bundle, "--out", keys]) == 0
     out = capsys.readouterr().out

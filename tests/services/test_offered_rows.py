@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from services.group_lab import Visits
 from services.service_lab import Killed, Lab
 from services.tap import Tap
 from tessera.cli.main import main
@@ -79,7 +80,7 @@ class OtherBeacon(ScriptedEntropy):
         return super().secret(label, *context, *again, size=size)
 
 
-class Deployed(Lab):
+class Deployed(Visits, Lab):
     """A packed plan, its leader and all its clients, over states and a user account of their own.
 
     Keys follow from a script and the federation's name, so that a leader may keep them and change
@@ -95,7 +96,7 @@ class Deployed(Lab):
         seed: int = 3,
         drawn_from: type[ScriptedEntropy] = ScriptedEntropy,
         item: str = "item",
-        privacy: str = 'level = "groups"\n[groups]\nsize = 4',
+        privacy: str = 'level = "groups"\n[groups]\nsize = 4\nsmall = true',
         accepted: bool = False,
     ) -> None:
         text = PLAN.format(federation=federation, seed=seed, path=data, item=item, privacy=privacy)
@@ -114,12 +115,12 @@ class Deployed(Lab):
                 everybody,
                 entropy,
                 names,
-                group=plan.privacy.group_size if plan.grouped else 0,
+                group=plan.group_size if plan.grouped else 0,
             )
         self.tap, self.parties = Tap(), {}
         self.two = None
         self.plan = self.bundle.plan
-        self.sent: list[bytes] = []
+        self.sent = {}
         keys, entropy = folder / "keys", ScriptedEntropy(SCRIPT)
         self.cohort = [ClientId(c) for c in range(PEOPLE)]
         rings = [Keyring.read(keys / folder_of(c), c, self.bundle.digest) for c in self.cohort]
@@ -136,6 +137,16 @@ class Deployed(Lab):
         self.parties[SERVER] = open_leader(
             self.bundle, keys / "leader", folder / "leader", ScriptedEntropy(SCRIPT)
         )
+
+    def _turn(self, rounds: int) -> bool | None:
+        """Each client of a group sends one message."""
+        if not self.plan.grouped:
+            return super()._turn(rounds)
+        if self.leader.next_round >= rounds:
+            return None
+        for client in self.cohort:
+            self.visit(client, once=True)
+        return True
 
     @property
     def clients(self):
@@ -232,17 +243,9 @@ def _offered(path: Path) -> int:
 def test_another_group_of_the_same_federation_is_left_before_a_row_is_offered(
     first: Path, data: Path, tmp_path: Path
 ) -> None:
-    """The same name and the same keys, a fresh state; the leader names other members."""
-    with Deployed(tmp_path / "again", data, drawn_from=OtherBeacon) as lab:
-        groups = lab.leader.course.cohorts.groups
-        lab.leader.open_round()
-        for _ in range(4):
-            for client in lab.cohort:
-                lab._exchange(client)
-        left = [client for client in lab.cohort if lab.parties[client].left]
-        assert len(groups) == 2 and left == lab.cohort
-        assert "other members than this client's rows have met" in lab.parties[ClientId(0)].left
-        assert {kind for _, kind in lab.tap.kinds} == {"Advert", "Roster"}
+    """The same name and the same keys, a fresh state, and another draw: other members."""
+    with pytest.raises(AnotherGroup, match="6 of its 6 rows were offered in federation 'first'"):
+        Deployed(tmp_path / "again", data, drawn_from=OtherBeacon)
 
 
 @pytest.mark.slow
@@ -304,7 +307,7 @@ def test_rows_of_a_sum_without_groups_are_not_hidden_by_a_group_later(
 
 
 def test_nothing_is_kept_of_a_federation_that_was_never_reached(tmp_path: Path, data: Path) -> None:
-    for privacy in ('level = "cpp5"', 'level = "groups"\n[groups]\nsize = 4'):
+    for privacy in ('level = "cpp5"', 'level = "groups"\n[groups]\nsize = 4\nsmall = true'):
         Deployed(tmp_path / privacy[9:12], data, federation="never", privacy=privacy).close()
     assert not _offered(default_home() / NAME)
 
@@ -314,6 +317,7 @@ def test_made_up_clients_have_no_rows_of_their_own(tmp_path: Path) -> None:
         Plan.parse(
             'scheme = "secure-submodel"\ncohort = 10\nfederation = "made up"\n'
             '[model]\ndense = 4\n[[table]]\nname = "items"\nrows = 50\nwidth = 2\n'
+            "[groups]\nsmall = true\n"
         ),
         10,
         5,

@@ -20,7 +20,7 @@ from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.plan import ServicePlan, TwoServerPlan
 from tessera.services.group_commit import GroupCommit
 from tessera.services.http import requests as parcel
-from tessera.services.http.app import LeaderApp, create_app
+from tessera.services.http.app import CohortApp, create_app
 from tessera.services.http.conductor import Conductor
 from tessera.services.http.connection import LeaderConnection
 from tessera.services.http.dialer import Dialer
@@ -55,7 +55,7 @@ class Deployed:
         return cast(Keyring, SimpleNamespace(signing=key, directory=SimpleNamespace(bundle=BUNDLE)))
 
     @contextlib.asynccontextmanager
-    async def app(self) -> AsyncIterator[LeaderApp]:
+    async def app(self) -> AsyncIterator[CohortApp]:
         """The leader, whose journal is opened in another thread."""
         lab = self.lab
         assert lab.two is not None
@@ -69,7 +69,7 @@ class Deployed:
         directory = Directory(
             BUNDLE, lab.two.servers, {c: lab.signers[c].key.public for c in lab.cohort}
         )
-        app = LeaderApp(conductor, RequestChecker(directory, BUNDLE), PATIENT)
+        app = CohortApp(conductor, RequestChecker(directory, BUNDLE), PATIENT)
         wait = app._wait
 
         async def waited(peer: Party, until: float) -> bool:

@@ -36,6 +36,7 @@ from tessera.services.journal_stores import JournalRows, own_secret, save_local
 from tessera.services.link import LinkStanding, Numbered, name_of
 from tessera.simulation.faults import Drop
 
+COHORT_WIDE = 'level = "cpp5"'
 DONE = RoundOver.of(RoundId(0), RoundOutcome.DONE)
 IN_THREES = {"privacy": {"level": "groups"}, "groups": {"size": 3}}
 USERS = np.arange(toy.USERS, dtype=np.uint64)
@@ -273,7 +274,7 @@ def test_a_deployed_client_that_raises_ends_its_round_as_in_the_simulator(
         return trains(self, job, round_id)
 
     monkeypatch.setattr(Sequential, "_train", raising)
-    with Deployed(tmp_path / "lab", shop(tmp_path / "shop.csv")) as lab:
+    with Deployed(tmp_path / "lab", shop(tmp_path / "shop.csv"), privacy=COHORT_WIDE) as lab:
         lab.run(2)
         broken = {c: lab.parties[c].local.broken for c in lab.cohort}
         assert broken[ClientId(2)] == "round 1: training raised ZeroDivisionError"
@@ -294,7 +295,7 @@ def test_a_deployed_client_that_raises_ends_its_round_as_in_the_simulator(
 
 def test_own_rows_of_examples_that_are_gone_do_not_end_a_client(tmp_path: Path) -> None:
     """Its data have changed between two starts; a member that left for that would be seen."""
-    with Deployed(tmp_path / "lab", shop(tmp_path / "shop.csv")) as lab:
+    with Deployed(tmp_path / "lab", shop(tmp_path / "shop.csv"), privacy=COHORT_WIDE) as lab:
         lab.run(1)
         client = lab.parties[ClientId(2)]
         (name, width), *_ = client.journal.database.execute(

@@ -18,6 +18,7 @@ from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER, ClientId
 from tessera.plan import Plan
 from tessera.privacy.index.bound import ON_THE_OPERATORS_WORD
+from tessera.protocols.membership.proof import LEAST_GROUPS
 from tessera.services.bundle import Bundle, pack_synthetic, pack_task
 from tessera.services.deployment import (
     Account,
@@ -27,6 +28,7 @@ from tessera.services.deployment import (
     open_leader,
     synthetic_maker,
 )
+from tessera.services.group_client import GroupClientService
 from tessera.services.http import is_loopback
 from tessera.services.http.dialer import dial
 from tessera.services.http.serving import Address, lead
@@ -104,6 +106,12 @@ def keys(
         )
     entropy = entropy_of(insecure_test_entropy, hosts[0])
     size = packed.plan.group_size if packed.plan.grouped else 0
+    if count < LEAST_GROUPS * size and not packed.plan.groups.small:
+        raise ConfigError(
+            f"--clients {count}: groups of {size} are drawn among at least {LEAST_GROUPS * size}: "
+            "among fewer, whoever admits clients chooses who is in a group",
+            hint="more clients, or [groups] small = true for a test or a small federation",
+        )
     make_keys(
         out,
         packed.digest,
@@ -220,8 +228,9 @@ def join(
         Account(home, accept_identification),
     )
     for service in services:
-        for reason in () if service.group is None else service.group.reasons:
-            typer.echo(f"{service.name}: {ON_THE_OPERATORS_WORD}: {reason}", err=True)
+        if isinstance(service, GroupClientService):
+            for reason in service.group.reasons:
+                typer.echo(f"{service.name}: {ON_THE_OPERATORS_WORD}: {reason}", err=True)
         periods = service.local.periods
         if isinstance(periods, OneGroup) and periods.price:
             typer.echo(f"warning: {periods.price}", err=True)

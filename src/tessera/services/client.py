@@ -20,7 +20,6 @@ from tessera.plan import Plan
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import PeriodStore
 from tessera.protocols.machine import Outbound, RoundOutcome
-from tessera.protocols.membership.proof import CheckedGroup
 from tessera.protocols.two_server.params import Servers
 from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.local_state import LocalState, Word
@@ -67,10 +66,8 @@ class ClientService(DialingParty):
         entropy: Entropy,
         identity: Identity | None = None,
         servers: Servers | None = None,
-        group: CheckedGroup | None = None,
     ) -> None:
         super().__init__(journal, me)
-        self.group = group
         self.plan, self.client = plan, me
         self._make_local, self._train = local, train
         self._entropy, self._identity, self._servers = entropy, identity, servers

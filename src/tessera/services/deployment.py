@@ -6,13 +6,12 @@ without a task is synthetic (`simulation/population.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tessera.crypto.entropy import Entropy
-from tessera.crypto.keys import Identity
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
@@ -20,7 +19,6 @@ from tessera.learning.tables.submodel import Submodel
 from tessera.plan import Plan
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import PeriodStore
-from tessera.protocols.membership.proof import CheckedGroup
 from tessera.protocols.two_server.collector import MemoryReplayGuard
 from tessera.protocols.two_server.read.row_tags import RowTagCache
 from tessera.rounds import schemes
@@ -30,6 +28,8 @@ from tessera.rounds.noise import noise_of
 from tessera.rounds.role_setup import HelperKeys, HelperParty, ServerParty
 from tessera.services.bundle import Bundle
 from tessera.services.client import ClientService, MakeLocal, Train, TrainingResult
+from tessera.services.group_client import GroupClientService
+from tessera.services.group_leader import GroupLeaderService
 from tessera.services.helper import HelperService
 from tessera.services.journal import Journal, explained
 from tessera.services.keyring import Keyring
@@ -57,22 +57,27 @@ LEADER: Final = "leader"
 """Whose state it is, as an operator reads it."""
 
 
-def open_leader(bundle: Bundle, keys: Path, state: Path, entropy: Entropy) -> LeaderService:
+def open_leader(
+    bundle: Bundle, keys: Path, state: Path, entropy: Entropy
+) -> LeaderService | GroupLeaderService:
     plan, keyring = bundle.plan, Keyring.read(keys, SERVER, bundle.digest)
-    party = leader_party(keyring, entropy)
+    groups = groups_of(keyring.draws(plan), plan) if plan.grouped else []
     # What it was sent is no secret from a leader later; the noise that it has drawn is.
     noisy = noise_of(plan).erases_logs
     journal = Journal.open(state, owner=LEADER, plan=bundle.digest, erase=noisy)
     try:
         with explained(journal.path, "read"):
+            if plan.grouped:
+                return GroupLeaderService(
+                    journal, plan, groups, first_model=bundle.first_model, entropy=entropy
+                )
             return LeaderService(
                 journal,
                 plan,
                 keyring.directory.clients.keys(),
                 first_model=bundle.first_model,
-                party=party,
+                party=leader_party(keyring, entropy),
                 identity=keyring.identity,
-                groups=groups_of(keyring.draws(plan), plan) if plan.grouped else (),
             )
     except BaseException:
         journal.close()
@@ -115,7 +120,7 @@ def open_clients(
     entropy: Entropy,
     make: ClientMaker,
     account: Account | None = None,
-) -> list[ClientService]:
+) -> list[ClientService | GroupClientService]:
     """These clients over one journal.
 
     Rows of theirs that have met another group in this `account` are refused (`AnotherGroup`).
@@ -125,46 +130,57 @@ def open_clients(
     if len(keyrings) > 2:
         first, *_, last = (name_of(keyring.party) for keyring in keyrings)
         owner = f"{first} to {last}"
-    services: list[ClientService] = []
+    services: list[ClientService | GroupClientService] = []
     journal = Journal.open(state, owner=owner, plan=bundle.digest, parties=len(keyrings))
     try:
         for keyring in keyrings:
             assert not isinstance(keyring.party, str)
             with explained(journal.path, "read"):
-                group = _checked(journal, keyring, plan)
-                identity = keyring.identity if group is None else _among(keyring, group)
-                local, train = make(journal, keyring.party)
-                services.append(
-                    ClientService(
-                        journal,
-                        plan,
-                        keyring.party,
-                        local=_agreed(plan, keyring.party, identity, account or Account(), local),
-                        train=train,
-                        entropy=entropy,
-                        identity=identity,
-                        servers=keyring.directory.servers,
-                        group=group,
-                    )
-                )
+                own = make(journal, keyring.party)
+                services.append(_client(journal, plan, keyring, own, entropy, account or Account()))
     except BaseException:
         journal.close()
         raise
     return services
 
 
-def _checked(journal: Journal, keyring: Keyring, plan: Plan) -> CheckedGroup | None:
-    """A client's fixed group, on disk from the first time it was checked; None without groups."""
-    if not plan.grouped:
-        return None
-    name = name_of(keyring.party)
-    found = keyring.group(plan, joined_group(journal, name))
-    join_group(journal, name, found.group)
-    return found
-
-
-def _among(keyring: Keyring, found: CheckedGroup) -> Identity:
-    return Identity(keyring.signing, {leaf.client: leaf.key for leaf in found.group.leaves})
+def _client(
+    journal: Journal,
+    plan: Plan,
+    keyring: Keyring,
+    own: tuple[MakeLocal, Train],
+    entropy: Entropy,
+    account: Account,
+) -> ClientService | GroupClientService:
+    """One client; of a fixed group after it has checked the group's proof."""
+    me, (local, train) = keyring.party, own
+    assert not isinstance(me, str)
+    if plan.grouped:
+        name = name_of(me)
+        found = keyring.group(plan, joined_group(journal, name))
+        join_group(journal, name, found.group)
+        keys = {leaf.client: leaf.key for leaf in found.group.leaves}
+        members = tuple(int(member) for member in found.group.members)
+        return GroupClientService(
+            journal,
+            plan,
+            me,
+            group=found,
+            key=keyring.signing,
+            local=_agreed(plan, me, keys, account, local, members),
+            train=train,
+            entropy=entropy,
+        )
+    return ClientService(
+        journal,
+        plan,
+        me,
+        local=_agreed(plan, me, keyring.directory.clients, account, local),
+        train=train,
+        entropy=entropy,
+        identity=keyring.identity,
+        servers=keyring.directory.servers,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,16 +195,20 @@ class Account:
 
 
 def _agreed(
-    plan: Plan, client: ClientId, identity: Identity, account: Account, make: MakeLocal
+    plan: Plan,
+    client: ClientId,
+    keys: Mapping[ClientId, bytes],
+    account: Account,
+    make: MakeLocal,
+    members: tuple[int, ...] = (),
 ) -> MakeLocal:
     """What a client keeps to: as many rounds of a period as it can insist on; and, where it has
     data of its own, one group for each row, whatever that is called there."""
-    clients = identity.directory
 
     def made(periods: PeriodStore, ledger: Ledger) -> LocalState:
         local = make(periods, ledger)
-        if not plan.privacy.own_rounds:
-            local.own_rounds = cohorts_of(plan).least_rounds(len(clients))
+        if not plan.privacy.own_rounds and not members:
+            local.own_rounds = cohorts_of(plan).least_rounds(len(keys))
         if local.names is not None:
             one_group = OneGroup(
                 periods,
@@ -196,7 +216,8 @@ def _agreed(
                 plan,
                 client,
                 local.names,
-                directory=clients,
+                directory=keys,
+                members=members,
                 accepted=account.accepts_identification,
             )
             one_group.check(local.real)

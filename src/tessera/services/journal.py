@@ -30,7 +30,7 @@ from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
 from tessera.privacy.index import period
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 NAME: Final = "journal.sqlite"
 LOCK: Final = "lock"
 OLD_COPY: Final = "old copy"
@@ -76,6 +76,11 @@ SCHEMA: Final = (
     """CREATE TABLE pending_row (
         party TEXT NOT NULL, name TEXT NOT NULL, row_id INTEGER NOT NULL, data BLOB NOT NULL,
         round_id INTEGER NOT NULL, PRIMARY KEY (party, name, row_id)) WITHOUT ROWID""",
+    # epochs of fixed groups: the round in which each was opened, how many vectors are missing, and
+    # the round that took its sum; -1: none, the group is retired
+    """CREATE TABLE group_epoch (
+        part INTEGER NOT NULL, epoch INTEGER NOT NULL, kind TEXT NOT NULL, opened INTEGER NOT NULL,
+        missing INTEGER NOT NULL, closed INTEGER, PRIMARY KEY (part, epoch)) WITHOUT ROWID""",
     """CREATE TABLE event (
         number INTEGER PRIMARY KEY AUTOINCREMENT, round_id INTEGER NOT NULL, data TEXT NOT NULL)""",
     *period.SCHEMA,

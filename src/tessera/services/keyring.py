@@ -139,7 +139,7 @@ class Keyring:
             authority=self.authority,
             parties=(self.directory.servers.leader, self.authority),
             anchor=self.directory.anchor,
-            small=True,
+            small=plan.groups.small,
             one_operator=True,
         )
         return checked_group(self.folder, pinned, self.party, self.signing.public, joined)

@@ -20,7 +20,6 @@ from tessera.errors import PeerError, RoundAborted, RoundIsOver
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, clients_in
 from tessera.learning.tables.store import ModelStore
 from tessera.plan import Plan
-from tessera.protocols.epochs.group import FixedGroup
 from tessera.protocols.machine import Outbound, RoundOutcome, RoundOver, to_all
 from tessera.protocols.two_server.key_period import KeyPeriod
 from tessera.rounds import schemes
@@ -105,14 +104,11 @@ class LeaderService:
         first_model: Callable[[], ServerModel],
         party: ServerParty,
         identity: Identity | None = None,
-        groups: Sequence[FixedGroup] = (),
     ) -> None:
-        """`identity` has the directory of clients; with it the leader checks their signatures.
-        `groups` are the fixed groups that were drawn."""
+        """`identity` has the directory of clients; with it the leader checks their signatures."""
         self.journal, self.plan = journal, plan
         self.clients = frozenset(clients)
         self._first_model, self._identity = first_model, identity
-        self._groups = [tuple(sorted(group.members)) for group in groups]
         self._party = replace(party, key_store=JournalKeys(journal, SERVER, KeyPeriod))
         self.load()
 
@@ -128,14 +124,7 @@ class LeaderService:
         )
         if self._store.round_id is not None:
             model.restore(self._store.dense())
-        self.course = Course(
-            self.plan,
-            self.clients,
-            model,
-            self._party,
-            groups=self._groups,
-            commit=self._commit_model,
-        )
+        self.course = Course(self.plan, self.clients, model, self._party, commit=self._commit_model)
         self.helpers = schemes.of(self.plan).sum.helpers
         peers = (*sorted(self.clients), *self.helpers)
         self._links = Links(self.journal, SERVER, map(name_of, peers))

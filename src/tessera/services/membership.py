@@ -37,7 +37,6 @@ from tessera.protocols.membership.proof import (
 from tessera.protocols.membership.snapshot import PARTIES, first_snapshot, next_snapshot
 from tessera.runs.folder import write_owner_only
 from tessera.services.journal import Journal
-from tessera.services.journal_stores import JournalPeriods
 
 T = TypeVar("T")
 
@@ -187,8 +186,6 @@ def join_group(journal: Journal, party: str, group: FixedGroup) -> None:
     """On disk before anything is sent to it, and for good."""
     with journal.step():
         journal.set_fact(party, GROUP, wire.encode(group))
-        met = tuple(int(client) for client in sorted(group.members))
-        JournalPeriods(journal, party).group(group.federation, met)
 
 
 def _read(path: Path, kind: type[T]) -> T:

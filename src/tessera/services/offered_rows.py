@@ -36,7 +36,6 @@ from tessera.ids import ClientId
 from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
 from tessera.privacy.index.period import AnotherGroup, FrozenPeriod, PeriodStore
-from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.noise import noise_of
 from tessera.services.journal import explained
 
@@ -133,13 +132,10 @@ class OfferedRows:
             self.digest("naming", naming),
         )
 
-    def flaw(self, offer: HashedRows, to: ExactSum, *, any_group: bool = False) -> str:
-        """Why these rows must not be offered there; "" if they may be.
-
-        `any_group`: to a group of that federation which is not known yet.
-        """
+    def flaw(self, offer: HashedRows, to: ExactSum) -> str:
+        """Why these rows must not be offered there; "" if they may be."""
         with self._transaction() as database:
-            return _flaw(database, offer, to, any_group=any_group)
+            return _flaw(database, offer, to)
 
     def record(self, offer: HashedRows, to: ExactSum, *, accepted: bool) -> None:
         """On disk when this returns; `AnotherGroup`, and nothing is, if they must not be."""
@@ -174,7 +170,8 @@ HINT: Final = (
 class OneGroup:
     """A client's periods (`privacy/index/period.py`); each of its rows has one group for life.
 
-    `directory` has the keys of all clients, by which members of a group are told.
+    `members` are those of its fixed group, if it has one; `directory` has the keys by which they
+    are told.
     """
 
     def __init__(
@@ -186,46 +183,50 @@ class OneGroup:
         names: OwnNames,
         *,
         directory: Mapping[ClientId, bytes],
+        members: tuple[int, ...] = (),
         accepted: bool = False,
     ) -> None:
         self._periods, self._store, self._plan, self._client = periods, store, plan, client
         self._names, self._directory, self._accepted = names, directory, accepted
-        self._exact, self._fixed = noise_of(plan).opens_exactly, cohorts_of(plan).opens_whole
+        self._members, self._exact = members, noise_of(plan).opens_exactly
         self.price = ""
+        self._offer: HashedRows | None = None
         self._recorded: set[tuple[bytes, HashedRows]] = set()
 
     # --- before a round -------------------------------------------------------------------------
 
     def check(self, rows: Mapping[str, Ids]) -> None:
-        """`AnotherGroup` for rows that were offered in another federation; nothing is stored.
+        """`AnotherGroup` for rows that were offered elsewhere; nothing is stored.
 
         Where that is accepted, `price` says it.
         """
         if not self._exact:
             return
-        offer = self._store.offer(self._names, rows)
-        flaw = self._store.flaw(offer, self._release(()), any_group=self._fixed)
+        self._offer = offer = self._store.offer(self._names, rows)
+        flaw = self._store.flaw(offer, self._release())
         if flaw and not self._accepted:
             raise AnotherGroup(f"client {self._client}: {flaw}", hint=HINT)
         self.price = f"client {self._client}: {flaw}; accepted: B = 1 for them" if flaw else ""
 
     def begin_round(self, rows: Mapping[str, Ids]) -> None:
         """Before a round without fixed groups: there the sum is over whoever comes."""
-        if self._exact and not self._fixed:
-            self._record(self._store.offer(self._names, rows), ())
+        if self._exact and not self._members:
+            self._record(self._store.offer(self._names, rows))
 
     # --- the periods ----------------------------------------------------------------------------
 
     def group(self, federation: str, members: tuple[int, ...]) -> tuple[int, ...]:
-        """On disk here, too, for the rows that the period has frozen: before any is offered."""
-        stored = self._periods.group(federation, members)
-        frozen = self._periods.latest(federation)
-        if stored == members and frozen is not None:
-            rows = {self._plan.tables[part.table].name: part.offered for part in frozen.tables}
-            self._record(self._store.offer(self._names, rows), members)
-        return stored
+        """On disk here, too, for all rows that were checked: before the client joins."""
+        if self._offer is not None:
+            self._record(self._offer)
+        return self._periods.group(federation, members)
 
     def begin(self, requested: FrozenPeriod) -> FrozenPeriod:
+        """Likewise for the rows of a period, before any is offered."""
+        if self._members and self._exact:
+            tables = self._plan.tables
+            rows = {tables[part.table].name: part.offered for part in requested.tables}
+            self._record(self._store.offer(self._names, rows))
         return self._periods.begin(requested)
 
     def latest(self, federation: str) -> FrozenPeriod | None:
@@ -237,31 +238,29 @@ class OneGroup:
     def count_round(self, federation: str) -> None:
         self._periods.count_round(federation)
 
-    def _record(self, offer: HashedRows, members: tuple[int, ...]) -> None:
-        to = self._release(members)
+    def _record(self, offer: HashedRows) -> None:
+        to = self._release()
         if (to.members, offer) not in self._recorded:  # else it is on disk
             self._store.record(offer, to, accepted=self._accepted)
             self._recorded.add((to.members, offer))
 
-    def _release(self, members: tuple[int, ...]) -> ExactSum:
+    def _release(self) -> ExactSum:
         """Clients are told by id and key: a leader may give the ids of one group to another."""
-        name, digest = self._plan.federation, self._store.digest
+        name, digest, members = self._plan.federation, self._store.digest, sorted(self._members)
         keys = [item for m in members for item in (m, self._directory[ClientId(m)])]
         return ExactSum(
             name,
             digest("federation", name, self._directory[self._client]),
             digest("group", *keys) if members else b"",
-            self._fixed,
+            bool(members),
         )
 
 
-def _flaw(
-    database: sqlite3.Connection, offer: HashedRows, to: ExactSum, *, any_group: bool = False
-) -> str:
+def _flaw(database: sqlite3.Connection, offer: HashedRows, to: ExactSum) -> str:
     def elsewhere(before: Collection[ExactSum]) -> str:
         """The federation in which something was offered before; "" where that is no matter."""
         for one in before:
-            if one.federation == to.federation and (any_group or one.members == to.members):
+            if one.federation == to.federation and one.members == to.members:
                 return ""
         return next((one.name for one in before if one.fixed or to.fixed), "")
 

@@ -7,10 +7,11 @@ import asyncio
 import contextlib
 import json
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl, quote
 
 from fastapi import FastAPI, Request, Response
@@ -23,9 +24,11 @@ from tessera.services.http import FIRST, RECEIVED, REFUSED
 from tessera.services.http import requests as parcel
 from tessera.services.http.conductor import Conductor
 from tessera.services.http.requests import SESSION, RefusedRequest, RequestChecker, SignedRequest
-from tessera.services.journal import CommittedOutcomes
+from tessera.services.journal import CommittedOutcomes, Journal
 from tessera.services.leader import MessageRequest
 from tessera.services.link import LinkView, Numbered
+
+Route = tuple[str, Callable[[Request], Awaitable[Response]], str]
 
 RETRY: Final = {"Retry-After": "1"}
 OCTETS: Final = "application/octet-stream"
@@ -37,12 +40,30 @@ MOST_OF_ONE: Final = 8
 """Requests of one sender at a time; an honest one has one, and a second after a lost connection."""
 
 
-class LeaderApp:
-    """Turns requests into what the conductor and the journal answer."""
+class AnyLeader(Protocol):
+    """A leader whose journal is loaded."""
+
+    journal: Journal
+
+
+class AnyConductor(Protocol):
+    """What drives a leader."""
+
+    finished: bool
+    on_news: Callable[[Collection[Party]], None]
+    deadline: float | None
+    shown: dict[str, Any]
+
+    @property
+    def leader(self) -> AnyLeader | None: ...
+
+
+class LeaderApp(ABC):
+    """What the leaders of cohorts and of fixed groups answer alike."""
 
     def __init__(
         self,
-        conductor: Conductor,
+        conductor: AnyConductor,
         checker: RequestChecker,
         deadlines: ServicePlan,
         *,
@@ -68,16 +89,17 @@ class LeaderApp:
             if (event := self._news.get(peer)) is not None:
                 event.set()
 
-    async def _wait(self, peer: Party, until: float) -> bool:
+    def news_of(self, peer: Party) -> asyncio.Event:
+        return self._news.setdefault(peer, asyncio.Event())
+
+    async def wait_for(self, peer: Party, news: asyncio.Event, until: float) -> bool:
         """Whether there may be news before then."""
-        event = self._news.setdefault(peer, asyncio.Event())
-        event.clear()
         if self._waiting[peer] >= MOST_OF_ONE:
             raise RefusedRequest(429, "too many requests of one sender wait")
         self._waiting[peer] += 1
         try:
             async with asyncio.timeout(max(0.0, until - time.monotonic())):
-                await event.wait()
+                await news.wait()
         except TimeoutError:
             return False
         finally:
@@ -100,17 +122,71 @@ class LeaderApp:
         signed = self._checker.check(request.method, target, request.headers)
         if signed.length > self._cap:
             raise RefusedRequest(413, f"{signed.length} bytes; a request has at most {self._cap}")
-        leader = self._conductor.leader
-        if leader is not None and signed.sender not in leader.links:
+        if not self.takes_part(signed.sender):
             raise RefusedRequest(403, "the sender takes no part in these rounds")
         return signed, dict(parse_qsl(query))
+
+    async def body(self, request: Request, signed: SignedRequest) -> bytes | Response:
+        """As much as was declared and signed; or what to answer if it does not come."""
+        try:
+            async with asyncio.timeout(self._deadlines.request):
+                return await _body(request, signed)
+        except TimeoutError:
+            return json_answer({"error": "the body did not come in time"}, status=408, close=True)
+        except ClientDisconnect:
+            return json_answer(
+                {"error": "the body did not come to its end"}, status=400, close=True
+            )
+
+    # --- what differs ---------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def routes(self) -> tuple[Route, ...]:
+        """(path, handler, method) of what its parties ask."""
+
+    @abstractmethod
+    def takes_part(self, party: Party) -> bool:
+        """Whether this party is one of the leader's; nobody knows while the journal loads."""
+
+    # --- operators ------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Where the federation is. Nothing in it is anybody's own."""
+        outcomes, deadline = self.outcomes, self._conductor.deadline
+        left = None if deadline is None else round(deadline - time.monotonic(), 1)
+        rounds = [] if outcomes is None else outcomes.last_rounds()
+        return {**self._conductor.shown, "deadline": left, "rounds": rounds}
+
+
+class CohortApp(LeaderApp):
+    """Turns requests into what the conductor and the journal answer."""
+
+    _conductor: Conductor
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            ("/v1/standing", self.standing, "GET"),
+            ("/v1/messages", self.exchange, "POST"),
+        )
+
+    def takes_part(self, party: Party) -> bool:
+        leader = self._conductor.leader
+        return leader is None or party in leader.links
+
+    async def _wait(self, peer: Party, until: float) -> bool:
+        """Whether there may be news before then."""
+        news = self.news_of(peer)
+        news.clear()
+        return await self.wait_for(peer, news, until)
 
     async def standing(self, request: Request) -> Response:
         """The round that the sender takes part in, once there is one behind `after`."""
         signed, query = self.checked(request)
         leader, outcomes = self._conductor.leader, self.outcomes
         if leader is None or outcomes is None:
-            return _loading()
+            return loading()
         behind, again = _number(query, "after", least=-1), "again" in query
         peer, until = signed.sender, time.monotonic() + self._deadlines.poll
         self.not_dismissed.add(peer)
@@ -124,10 +200,10 @@ class LeaderApp:
             if view is not None and (found := view.standing).round_id > behind:
                 # Of a round that has ended the helper has yet to hear; a client, if it was in it.
                 if again or isinstance(peer, str) or outcomes.outcome(found.round_id) is None:
-                    return _json(asdict(found))
+                    return json_answer(asdict(found))
             if self._conductor.finished:
                 self.not_dismissed.discard(peer)
-                return _json({"finished": True}, status=410)
+                return json_answer({"finished": True}, status=410)
             if not isinstance(peer, str):
                 self._conductor.waits(peer, None if view is None else view.standing.round_id)
             if self.closing or not await self._wait(peer, until):
@@ -142,7 +218,7 @@ class LeaderApp:
         signed, query = self.checked(request)
         leader, outcomes = self._conductor.leader, self.outcomes
         if leader is None or outcomes is None:
-            return _loading()
+            return loading()
         round_id, received = RoundId(_number(query, "round")), _number(query, "received")
         peer, until = signed.sender, time.monotonic() + self._deadlines.poll
         view, refused = leader.view(peer), ""
@@ -151,33 +227,32 @@ class LeaderApp:
             if received > view.standing.sent:
                 raise RefusedRequest(409, f"the leader has sent {view.standing.sent} messages")
         if signed.length:
+            body = await self.body(request, signed)
+            if isinstance(body, Response):
+                return body
             try:
-                async with asyncio.timeout(self._deadlines.request):
-                    body = await _body(request, signed)
                 sent = parcel.unpack(_number(query, "first", least=1), body)
-            except TimeoutError:
-                return _json({"error": "the body did not come in time"}, status=408, close=True)
-            except ClientDisconnect:
-                return _json({"error": "the body did not come to its end"}, status=400, close=True)
             except ValueError as error:
-                return _json({"error": str(error)}, status=400)
+                return json_answer({"error": str(error)}, status=400)
             requests = [MessageRequest(peer, round_id, message) for message in sent]
             answers = await self._conductor.take(requests)
             if answers is None:
-                return _json({"error": "not stored, and so not taken"}, status=503, retry=True)
+                return json_answer(
+                    {"error": "not stored, and so not taken"}, status=503, retry=True
+                )
             for answer in answers:
                 if answer.conflict:
-                    return _json({"error": answer.conflict}, status=409)
+                    return json_answer({"error": answer.conflict}, status=409)
                 refused = answer.refused or refused
         while True:
             view = leader.view(peer)
             if view is None or view.standing.round_id != round_id:
-                return _json(outcomes.outcome(round_id) or _unknown(round_id), status=410)
+                return json_answer(outcomes.outcome(round_id) or _unknown(round_id), status=410)
             if messages := parcel.filled(view.after(received)):
                 return self._parcel(messages, view, refused)
             outcome = outcomes.outcome(round_id)
             if outcome is not None:
-                return _json(outcome, status=410)
+                return json_answer(outcome, status=410)
             if "more" in query or self.closing or not await self._wait(peer, until):
                 return self._parcel((), leader.view(peer) or view, refused)
 
@@ -194,15 +269,6 @@ class LeaderApp:
             if len(messages) == 1:
                 self._packed = messages[0].data, body  # what all are sent is packed once
         return FewAtOnce(self._sending, self._deadlines.request, body, headers)
-
-    # --- operators ------------------------------------------------------------------------------
-
-    def status(self) -> dict[str, Any]:
-        """Where the federation is. Nothing in it is anybody's own."""
-        outcomes, deadline = self.outcomes, self._conductor.deadline
-        left = None if deadline is None else round(deadline - time.monotonic(), 1)
-        rounds = [] if outcomes is None else outcomes.last_rounds()
-        return {**self._conductor.shown, "deadline": left, "rounds": rounds}
 
 
 class FewAtOnce(Response):
@@ -238,20 +304,19 @@ def create_app(leader: LeaderApp) -> FastAPI:
 
     @app.exception_handler(RefusedRequest)
     async def refused(_: Request, error: RefusedRequest) -> Response:
-        answer = _json({"error": str(error)}, status=error.status, close=not error.session)
+        answer = json_answer({"error": str(error)}, status=error.status, close=not error.session)
         if error.session:
             answer.headers[SESSION] = error.session
         return answer
 
     async def healthz(request: Request) -> Response:
-        return _json({"ok": True})
+        return json_answer({"ok": True})
 
     async def status(request: Request) -> Response:
-        return _json(leader.status())
+        return json_answer(leader.status())
 
     for path, handler, method in (
-        ("/v1/standing", leader.standing, "GET"),
-        ("/v1/messages", leader.exchange, "POST"),
+        *leader.routes,
         ("/healthz", healthz, "GET"),
         ("/status", status, "GET"),
     ):
@@ -283,8 +348,8 @@ def _number(query: dict[str, str], name: str, least: int = 0) -> int:
     return value
 
 
-def _loading() -> Response:
-    return _json({"error": "the journal is loading"}, status=503, retry=True)
+def loading() -> Response:
+    return json_answer({"error": "the journal is loading"}, status=503, retry=True)
 
 
 def _unknown(round_id: RoundId) -> dict[str, Any]:
@@ -294,7 +359,7 @@ def _unknown(round_id: RoundId) -> dict[str, Any]:
     }
 
 
-def _json(
+def json_answer(
     content: dict[str, Any], *, status: int = 200, retry: bool = False, close: bool = False
 ) -> Response:
     headers = dict(RETRY) if retry else {}

@@ -49,7 +49,7 @@ class Conductor:
         log: JsonLog,
     ) -> None:
         self.leader: LeaderService | None = None
-        self.finished = False
+        self.finished: bool = False
         """All rounds that were asked for are done, and everybody needed knows. As it was
         after the last turn: while a round is being opened the leader has none in hand."""
         self.on_news: Callable[[Collection[Party]], None] = lambda _: None

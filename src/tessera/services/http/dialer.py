@@ -9,17 +9,14 @@ round for this party, like any bad message of a server's.
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
-import ssl
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote
 
 from tessera.errors import TesseraError
@@ -28,74 +25,33 @@ from tessera.plan import ServicePlan
 from tessera.protocols.machine import RoundOutcome
 from tessera.services.client import ClientService
 from tessera.services.dialing_party import DialingParty
+from tessera.services.group_client import GroupClientService
 from tessera.services.group_commit import GroupCommit
 from tessera.services.http import FIRST, RECEIVED, REFUSED, requests
-from tessera.services.http.connection import AnswerTooLong, LeaderConnection, NoAnswer, trusted
-from tessera.services.http.requests import SESSION, WINDOW, signed_headers
+from tessera.services.http.caller import (
+    MOST_REASON,
+    BadAnswer,
+    LeaderCaller,
+    LeaderRefuses,
+    connection_to,
+    object_in,
+    reason_in,
+)
+from tessera.services.http.connection import AnswerTooLong, trusted
 from tessera.services.http.serving import prepare_process
+from tessera.services.http.visitor import Visitor
 from tessera.services.journal import JournalFailed
 from tessera.services.keyring import CA, Keyring
 from tessera.services.link import LinkStanding, NumberConflict, Numbered, OldCopy
 from tessera.services.logs import JsonLog
 
-PATIENCE: Final = 10.0
-"""Seconds beyond a poll until the leader counts as unreachable."""
-TRY_AGAIN: Final = frozenset({408, 429, 500, 502, 503, 504})
-"""The journal loads, earlier requests of ours still wait, or a proxy does not reach the leader."""
 MOST_NUMBER: Final = 1 << 62
-MOST_REASON: Final = 500
-"""Characters of a leader's that go into a log."""
 
 
-class LeaderRefuses(TesseraError):
-    """The leader answers a signed request with a status that does not fit here."""
+class Dialer(LeaderCaller):
+    """A client of cohorts that are drawn, or the helper."""
 
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(f"the leader answers {status}: {reason}")
-        self.status = status
-
-
-class BadAnswer(TesseraError):
-    """Not an answer of a leader's."""
-
-
-def connection_to(
-    url: str, deadlines: ServicePlan, trust: ssl.SSLContext | None
-) -> LeaderConnection:
-    """One party's connection to the leader, which answers within a poll."""
-    return LeaderConnection(
-        url, trust, patience=deadlines.poll + PATIENCE, most=requests.MOST_BYTES
-    )
-
-
-class Dialer:
-    """One party and its connection."""
-
-    def __init__(
-        self,
-        party: DialingParty,
-        keyring: Keyring,
-        connection: LeaderConnection,
-        deadlines: ServicePlan,
-        log: JsonLog,
-        steps: GroupCommit,
-    ) -> None:
-        """`steps` takes the changes of all who share a journal."""
-        self.party, self._keyring, self._connection = party, keyring, connection
-        self._deadlines, self._log, self._steps = deadlines, log, steps
-        self.rounds_ended = 0
-        self.refused: LeaderRefuses | None = None
-        self.failed: Exception | None = None
-        """What its work ended with, if nobody foresaw it."""
-        self._session = ""
-
-    async def run_or_be_refused(self) -> None:
-        """Until the leader says that all rounds are done, or that it does not serve us."""
-        try:
-            await self.run()
-        except LeaderRefuses as refused:
-            self.refused = refused
-            self._log("refused", reason=str(refused))
+    party: DialingParty
 
     async def run(self) -> None:
         """Round after round, until the leader says that all rounds are done."""
@@ -159,7 +115,7 @@ class Dialer:
             if status == HTTPStatus.GONE:
                 return None
             if status != HTTPStatus.NO_CONTENT:
-                raise LeaderRefuses(status, _reason(body))
+                raise LeaderRefuses(status, reason_in(body))
 
     async def _go_on(self) -> None:
         """Train, or send and wait: whatever comes next."""
@@ -189,9 +145,9 @@ class Dialer:
         elif status == HTTPStatus.GONE:
             await self._over(body)
         elif status == HTTPStatus.CONFLICT:
-            await self._leave(_reason(body))
+            await self._leave(reason_in(body))
         else:
-            raise LeaderRefuses(status, _reason(body))
+            raise LeaderRefuses(status, reason_in(body))
 
     async def _take(self, headers: Mapping[str, str], body: bytes) -> None:
         party = self.party
@@ -230,7 +186,7 @@ class Dialer:
         self._log("left", round=self._round, reason=reason)
 
     async def _over(self, body: bytes) -> None:
-        ended = _object(body)
+        ended = object_in(body)
         try:
             outcome = RoundOutcome(ended.get("outcome", RoundOutcome.ABORTED.value))
         except ValueError as error:
@@ -244,64 +200,14 @@ class Dialer:
     def _round(self) -> int:
         return int(self.party.round_id or 0)
 
-    # --- one request ----------------------------------------------------------------------------
-
-    async def _ask(
-        self, method: str, path: str, query: dict[str, int], body: bytes = b""
-    ) -> tuple[int, Mapping[str, str], bytes]:
-        """(status, headers, body), tried until the leader answers."""
-        asked = "&".join(f"{name}={value}" for name, value in query.items())
-        pause, target, why = self._deadlines.retry, f"{path}?{asked}", ""
-        while True:
-            signed_at = time.time()
-            headers = signed_headers(
-                self._keyring.signing,
-                self.party.me,
-                self._keyring.directory.bundle,
-                method,
-                target,
-                body,
-                self._session,
-            )
-            try:
-                answer = await self._connection.ask(method, target, headers, body)
-            except NoAnswer as error:
-                trouble = str(error)
-            else:
-                session = answer.headers.get(SESSION, "")
-                if session and session != self._session:
-                    self._session = session  # the leader was started again
-                    continue
-                # One of us was suspended for so long that the signature grew old.
-                stale = time.time() - signed_at > WINDOW / 2
-                old = answer.status == HTTPStatus.UNAUTHORIZED and stale
-                if not old and answer.status not in TRY_AGAIN:
-                    return answer.status, answer.headers, answer.body
-                trouble = f"{answer.status}: {_reason(answer.body)}"
-            if trouble != why:
-                why = trouble
-                self._log("waiting for the leader", reason=trouble)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, self._deadlines.poll)
-
 
 def _count(headers: Mapping[str, str], name: str) -> int:
     text = headers.get(name, "0")
     return int(text) if text.isdecimal() else 0
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise BadAnswer("an answer without the fields it should have")
-    return found
-
-
 def _standing(body: bytes) -> LinkStanding:
-    found = _object(body)
+    found = object_in(body)
 
     def number(name: str, least: int = 0) -> int:
         value = found.get(name)
@@ -319,16 +225,6 @@ def _standing(body: bytes) -> LinkStanding:
     )
 
 
-def _reason(body: bytes) -> str:
-    try:
-        found = _object(body)
-    except BadAnswer:
-        return ""
-    return str(found.get("error") or found.get("refused") or found.get("reason") or "")[
-        :MOST_REASON
-    ]
-
-
 # --- a process of dialers: the helper, a client, or many clients over one journal -----------------
 
 QUIET_FROM: int = 20
@@ -337,7 +233,7 @@ QUIET_FROM: int = 20
 
 def dial(
     url: str,
-    parties: Sequence[tuple[DialingParty, Keyring]],
+    parties: Sequence[tuple[DialingParty | GroupClientService, Keyring]],
     deadlines: ServicePlan,
     log: JsonLog,
 ) -> int:
@@ -348,7 +244,7 @@ def dial(
 
 async def _dial(
     url: str,
-    parties: Sequence[tuple[DialingParty, Keyring]],
+    parties: Sequence[tuple[DialingParty | GroupClientService, Keyring]],
     deadlines: ServicePlan,
     log: JsonLog,
 ) -> int:
@@ -360,11 +256,12 @@ async def _dial(
     steps = GroupCommit([party for party, _ in parties], deadlines.retry, log)
     with ExitStack() as stack:
         stack.callback(steps.close)
-        dialers = []
+        dialers: list[LeaderCaller] = []
         for party, keyring in parties:
             connection = connection_to(url, deadlines, trust)
             stack.callback(connection.close)
-            dialers.append(Dialer(party, keyring, connection, deadlines, quiet, steps))
+            kind = Visitor if isinstance(party, GroupClientService) else Dialer
+            dialers.append(kind(party, keyring, connection, deadlines, quiet, steps))
         work = asyncio.create_task(_run(dialers, log))
         stopped = asyncio.create_task(_until(stop))
         await asyncio.wait([work, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -384,7 +281,7 @@ async def _dial(
     return 1 if failures else 0
 
 
-async def _run(dialers: Sequence[Dialer], log: JsonLog) -> None:
+async def _run(dialers: Sequence[LeaderCaller], log: JsonLog) -> None:
     """A party that the leader refuses, or whose work fails, ends alone; the others of its process
     go on."""
     async with asyncio.TaskGroup() as group:
@@ -392,7 +289,7 @@ async def _run(dialers: Sequence[Dialer], log: JsonLog) -> None:
             group.create_task(_run_alone(dialer, log))
 
 
-async def _run_alone(dialer: Dialer, log: JsonLog) -> None:
+async def _run_alone(dialer: LeaderCaller, log: JsonLog) -> None:
     try:
         await dialer.run_or_be_refused()
     except Exception as error:  # noqa: BLE001 (a bug, logged here; the process ends with status 1)

@@ -26,11 +26,11 @@ from tessera.crypto import kernel
 from tessera.errors import ConfigError
 from tessera.services.bundle import Bundle
 from tessera.services.http import is_loopback
-from tessera.services.http.app import LeaderApp, create_app
+from tessera.services.http.app import CohortApp, LeaderApp, create_app
 from tessera.services.http.conductor import Conductor
+from tessera.services.http.groups import GroupApp, GroupConductor
 from tessera.services.http.requests import RequestChecker
 from tessera.services.keyring import Directory
-from tessera.services.leader import LeaderService
 from tessera.services.logs import JsonLog
 
 # --- serving --------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ LINGER: Final = 1.0
 
 
 def lead(
-    load: Callable[[], LeaderService],
+    load: Callable[[], Any],
     bundle: Bundle,
     directory: Directory,
     address: Address,
@@ -196,14 +196,21 @@ def lead(
     log: JsonLog,
     on_listening: Callable[[str], None],
 ) -> int:
-    """Serve until all rounds are done, or until SIGTERM; the exit status.
+    """Serve until all rounds are done, or until SIGTERM; the exit status. `load` makes the leader.
 
     What the journal refuses is raised here.
     """
     prepare_process()
     deadlines = bundle.plan.service
-    conductor = Conductor(load, deadlines, rounds=rounds, log=log)
-    app = LeaderApp(conductor, RequestChecker(directory, bundle.digest), deadlines)
+    checker = RequestChecker(directory, bundle.digest)
+    conductor: Conductor | GroupConductor
+    app: LeaderApp
+    if bundle.plan.grouped:
+        conductor = GroupConductor(load, deadlines, rounds=rounds, log=log)
+        app = GroupApp(conductor, checker, deadlines)
+    else:
+        conductor = Conductor(load, deadlines, rounds=rounds, log=log)
+        app = CohortApp(conductor, checker, deadlines)
     server = http_server(
         create_app(app), address, request=deadlines.request, keep=2 * deadlines.poll
     )

@@ -1,0 +1,217 @@
+"""A client of a fixed group as a service: visit after visit over its journal, for life.
+
+What it has stored it sends again as it is and never computes again; until then it may be killed at
+any instant. A fault of the leader's, and a state that was set back, end it for good; so does its
+group's retirement. What it sends leaves at a fixed delay after its download ([groups] delay), later
+than training takes: a member that is late because of its data would be identified.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from typing import Final
+
+from tessera.crypto.entropy import Entropy
+from tessera.crypto.keys import SigningKey
+from tessera.errors import MisuseError, ServerFault, TesseraError
+from tessera.ids import SERVER, ClientId, RoundId
+from tessera.learning.tables.submodel import Submodel
+from tessera.plan import Plan
+from tessera.privacy.dp.ledger import Ledger
+from tessera.protocols.epochs.chain import EpochHeader
+from tessera.protocols.machine import Outbound, Over
+from tessera.protocols.membership.proof import CheckedGroup
+from tessera.rounds.epochs.client import EpochClient, EpochClientSetup
+from tessera.rounds.local_state import LocalState, Word
+from tessera.rounds.noise import noise_of
+from tessera.services.client import MakeLocal, Train, TrainingResult
+from tessera.services.dialing_party import ONLY
+from tessera.services.journal import Journal
+from tessera.services.journal_stores import (
+    JournalPeriods,
+    charges,
+    load_local,
+    save_local,
+    store_role,
+    stored_role,
+)
+from tessera.services.link import Links, name_of
+
+LEFT: Final = "left its group"
+LEAVES_AT: Final = "leaves at"
+DEPOSITED: Final = "Deposited"
+
+
+class LeftGroup(TesseraError):
+    """This client is out of its group for good."""
+
+    hint = "who has left does not come back; with new keys it takes part with new rows only"
+
+
+class GroupClientService:
+    """One client of a fixed group."""
+
+    local: LocalState
+
+    def __init__(
+        self,
+        journal: Journal,
+        plan: Plan,
+        me: ClientId,
+        *,
+        group: CheckedGroup,
+        key: SigningKey,
+        local: MakeLocal,
+        train: Train,
+        entropy: Entropy,
+    ) -> None:
+        self.journal, self.plan, self.me, self.name = journal, plan, me, name_of(me)
+        self.group, self._key = group, key
+        self._make_local, self._train, self._entropy = local, train, entropy
+        self.load()
+
+    def load(self) -> None:
+        """Bring everything in memory to where the journal is: at the start, and after a step that
+        did not commit."""
+        journal, name = self.journal, self.name
+        self._links = Links(journal, name, [SERVER])
+        ledger = Ledger(entries=charges(journal, name))
+        self.local = self._make_local(JournalPeriods(journal, name), ledger)
+        load_local(journal, name, self.local)
+        self.left = (journal.fact(name, LEFT) or b"").decode()
+        self.outgoing: list[bytes] = []
+        self._in_hand = False
+        self.role: EpochClient | None = None
+        found = stored_role(self._links, ONLY)
+        if found is not None:
+            self.role = EpochClient.wake(found[1].snapshot, found[1].messages, self._setup)
+            if self.role.phase == DEPOSITED:  # a fetch would not show that it has not come
+                self._send(self.role.resend())
+
+    @property
+    def _setup(self) -> EpochClientSetup:
+        return EpochClientSetup(
+            plan=self.plan,
+            group=self.group.group,
+            party=self.me,
+            key=self._key,
+            local=self.local,
+            entropy=self._entropy,
+        )
+
+    # --- where it stands ------------------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of an epoch is in hand: what was erased may leave the log."""
+        return not self._in_hand
+
+    @property
+    def retired(self) -> str:
+        """Why its group is retired; "" if it is not."""
+        state = None if self.role is None else self.role.state
+        return state.reason if isinstance(state, Over) else ""
+
+    @property
+    def pending(self) -> Submodel | None:
+        """What is to be trained now."""
+        return None if self.role is None or self.left or self.retired else self.role.pending
+
+    @property
+    def leaves_in(self) -> float:
+        """Seconds until what is stored may be sent."""
+        stored = self.journal.fact(self.name, LEAVES_AT)
+        return 0.0 if stored is None else max(0.0, float(stored) - time.time())
+
+    @property
+    def _epoch(self) -> tuple[int, EpochHeader | None] | None:
+        """What it has delivered and what is due; None if it is out."""
+        if self.role is None or self.left or self.retired:
+            return None
+        return self.role.delivered, self.role.due
+
+    # --- a visit --------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Once: record the group and deposit the first mask key."""
+        with self.journal.step():
+            self.role, out = EpochClient.join(self._setup)
+            self._send(out)
+            self._store()
+
+    def fetch(self) -> bytes:
+        """A question that was not asked before."""
+        if self.role is None:
+            raise MisuseError(f"{self.name} has not joined")
+        (question,) = self.role.fetch(int.from_bytes(os.urandom(8), "big"))
+        return question.data
+
+    def take(self, data: bytes) -> None:
+        """What the leader answers: an epoch, a time to come back, or the group's end."""
+        assert self.role is not None
+        with self.journal.step():
+            before = self._epoch
+            try:
+                out = self.role.receive(SERVER, data)
+            except ServerFault as fault:
+                self._leave(fault.reason)
+                out = []
+            if self.retired and (last := self.local.unsettled) is not None:
+                self.local.settle(last, counted=False, by=Word.SERVER)
+            if self._epoch not in (before, None):
+                self._in_hand = True
+                leaves = time.time() + self.plan.groups.delay
+                self.journal.set_fact(self.name, LEAVES_AT, str(leaves).encode())
+            self._send(out)
+            self._store()
+
+    def decline(self, reason: str) -> None:
+        """What its own rules do not allow: no budget is left, or rows that met another group."""
+        with self.journal.step():
+            self._leave(reason)
+
+    def train(self) -> bool:
+        """Train what is pending, and have the update on its way; False if nothing is."""
+        submodel = self.pending
+        if submodel is None or self.role is None:
+            return False
+        coins = self.role.coins
+        trained = self._train(RoundId(self.role.base_round), submodel, coins)
+        update = noise_of(self.plan).contribution(trained.update, coins)
+        self.supply(replace(trained, update=update))
+        return True
+
+    def supply(self, trained: TrainingResult) -> None:
+        """What came out of training `pending`: on disk with the bytes that are sent."""
+        assert self.role is not None
+        with self.journal.step():
+            base = RoundId(self.role.base_round)
+            self._send(self.role.supply(trained.update))
+            self.local.keep_pending(base, trained.local)
+            self.local.broken = trained.broken
+            self._store()
+
+    def sent(self) -> None:
+        """The leader has the first of what was on its way."""
+        with self.journal.step():
+            self.outgoing = self.outgoing[1:]
+            self._in_hand = bool(self.outgoing)
+
+    # --- inside a step --------------------------------------------------------------------------
+
+    def _leave(self, reason: str) -> None:
+        self.left, self.outgoing = reason, []
+        self.journal.set_fact(self.name, LEFT, reason.encode())
+
+    def _send(self, out: list[Outbound]) -> None:
+        self.outgoing = [message.data for message in out] or self.outgoing
+
+    def _store(self) -> None:
+        self.journal.before_commit(self.name, self._write)
+
+    def _write(self) -> None:
+        assert self.role is not None
+        store_role(self._links, ONLY, RoundId(self.group.group.number), self.role)
+        save_local(self.journal, self.name, self.local)

@@ -1,0 +1,162 @@
+"""Fixed groups over HTTP: a client comes with one message and is answered with one.
+
+    POST /v1/visit      a deposit, a question what is due, or a delivery
+
+A question is held as long as nothing is due, [service] poll at most. Every message is one step of
+the leader's, on disk before the answer; those that come together share a sync of the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+from fastapi import Request, Response
+
+from tessera.ids import ClientId, Party
+from tessera.plan import ServicePlan
+from tessera.privacy.index.bound import ON_THE_OPERATORS_WORD
+from tessera.services.group_commit import GroupCommit
+from tessera.services.group_leader import GroupLeaderService, VisitAnswer
+from tessera.services.http.app import FewAtOnce, LeaderApp, Route, json_answer, loading
+from tessera.services.http.requests import RefusedRequest
+from tessera.services.journal import JournalFailed
+from tessera.services.logs import JsonLog
+
+Seen = tuple[dict[str, Any], set[ClientId]]
+"""What is shown of a leader, and who has news."""
+
+
+class GroupConductor:
+    """Drives a `GroupLeaderService`; `load` makes it, in a thread. It has no clock."""
+
+    def __init__(
+        self,
+        load: Callable[[], GroupLeaderService],
+        deadlines: ServicePlan,
+        *,
+        rounds: int | None,
+        log: JsonLog,
+    ) -> None:
+        self.leader: GroupLeaderService | None = None
+        self.finished: bool = False
+        """All rounds that were asked for are done."""
+        self.on_news: Callable[[Collection[Party]], None] = lambda _: None
+        """Called after a step with those to whom something may be due."""
+        self.deadline: float | None = None
+        self.shown: dict[str, Any] = {"round": None, "phase": "loading"}  # after the last step
+        self._load, self._deadlines, self._rounds, self._log = load, deadlines, rounds, log
+        self._steps: GroupCommit | None = None
+        self._stopping = asyncio.Event()
+        self._trouble = ""
+
+    async def run(self) -> None:
+        """Until `stop`. What the journal refuses when it is loaded is raised."""
+        leader = await asyncio.to_thread(self._load)
+        steps = GroupCommit([leader], self._deadlines.retry, self._log, fold=False)
+        self._log("loaded", round=leader.next_round, starts=leader.journal.starts)
+        try:
+            self._steps, self.leader = steps, leader
+            self._after(await steps.run(partial(self._looked_at, leader)))
+            await self._stopping.wait()
+        finally:
+            self._steps = None
+            steps.close()
+
+    def stop(self) -> None:
+        """No new step."""
+        self._stopping.set()
+
+    async def take(self, client: ClientId, data: bytes, *, last: bool) -> VisitAnswer | None:
+        """What becomes of a message, once it is on disk; None if it cannot be."""
+        steps, leader = self._steps, self.leader
+        if steps is None or leader is None or self._stopping.is_set():
+            return None
+
+        def change() -> tuple[VisitAnswer, Seen]:
+            return leader.take(client, data, last=last), self._looked_at(leader)
+
+        try:
+            answer, seen = await steps.run(change)
+        except JournalFailed as error:  # nothing has happened
+            self._trouble = str(error)
+            self.shown = {**self.shown, "trouble": self._trouble}
+            return None
+        self._trouble = ""
+        self._after(seen)
+        return answer
+
+    def _looked_at(self, leader: GroupLeaderService) -> Seen:
+        """In the journal's thread: what is shown, and who has news."""
+        news, leader.news = leader.news, set()
+        round_id = leader.next_round - 1
+        done = self._rounds is not None and leader.next_round >= self._rounds
+        waiting = [each for each in leader.open.values() if each.missing]
+        return {
+            "round": None if round_id < 0 else round_id,
+            "phase": "groups wait",
+            "groups": len(leader.groups) - len(leader.retired),
+            "retired": len(leader.retired),
+            "open": len(leader.open),
+            "missing": sum(each.missing for each in waiting),
+            "membership": ON_THE_OPERATORS_WORD,
+            "restarts": leader.journal.starts - 1,
+            "disk": leader.journal.bytes_on_disk,
+            "trouble": "",
+            "model": leader.model.digest.hex() if done else None,
+        }, news
+
+    def _after(self, seen: Seen) -> None:
+        before, (self.shown, news) = self.shown.get("round"), seen
+        if self.shown["round"] != before:
+            self._log("round ended", round=self.shown["round"], missing=self.shown["missing"])
+        self.finished = self.shown["model"] is not None
+        self.on_news(news)
+
+
+class GroupApp(LeaderApp):
+    """Turns visits into what the leader of fixed groups answers."""
+
+    _conductor: GroupConductor
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        return (("/v1/visit", self.visit, "POST"),)
+
+    def takes_part(self, party: Party) -> bool:
+        leader = self._conductor.leader
+        return leader is None or leader.takes_part(party)
+
+    async def visit(self, request: Request) -> Response:
+        """Take the sender's message; a question is answered when something is due."""
+        signed, _ = self.checked(request)
+        if self._conductor.leader is None:
+            return loading()
+        peer, until = signed.sender, time.monotonic() + self._deadlines.poll
+        assert not isinstance(peer, str)  # only clients take part
+        self.not_dismissed.add(peer)
+        body = await self.body(request, signed)
+        if isinstance(body, Response):
+            return body
+        while not self._conductor.finished:
+            news = self.news_of(peer)
+            news.clear()
+            last = self.closing or time.monotonic() >= until
+            answer = await self._conductor.take(peer, body, last=last)
+            if answer is None:
+                return json_answer(
+                    {"error": "not stored, and so not taken"}, status=503, retry=True
+                )
+            if answer.refused:
+                raise RefusedRequest(409, answer.refused)
+            if not answer.waits:
+                if not answer.message:
+                    return Response(status_code=204)
+                limit = self._deadlines.request
+                return FewAtOnce(self._sending, limit, answer.message, {})
+            await self.wait_for(peer, news, until)
+        self.not_dismissed.discard(peer)
+        return json_answer({"finished": True}, status=410)
