@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tessera import tasks
+from tessera.data.interactions import Interactions, read_sequences
 from tessera.data.movielens import sequences_1m, sequences_100k
 from tessera.data.sequences import SEEN, Sequences, sequence_data
 from tessera.errors import ConfigError
@@ -68,3 +70,85 @@ def test_the_published_sets(published, folder, read, users, events):
     assert (data.clients, len(data.test)) == (users, users)
     assert len(data.train) == events - users
     assert data.title_of(data.names_of("item").row(1)) == "Toy Story (1995)"
+
+
+# --- a file of one's own --------------------------------------------------------------------------
+
+LINES = """who,what,when,stars
+ann,tea,2024-01-02,5
+ann,milk,2024-01-01,4
+ben,tea,2024-03-01,1
+ann,jam,2024-01-03,5
+ben,jam,2024-03-01,5
+ben,milk,2024-03-02,5
+"""
+
+
+def own(tmp_path, **settings):
+    path = tmp_path / "own.csv"
+    path.write_text(LINES)
+    how = Interactions(**{"user": "who", "item": "what", "time": "when", "history": 3, **settings})
+    return read_sequences(path, how)
+
+
+def named(data, user: str) -> list[str]:
+    items = data.names_of("item")
+    row = data.names_of("user").row(user)
+    return [items.name(one) for one in [*data.events.of(row), *data.test_of(row)["item"]]]
+
+
+def test_a_file_is_read_in_the_order_of_its_times_and_ties_are_counted(tmp_path):
+    data = own(tmp_path)
+    assert data.ordered and named(data, "ann") == ["milk", "tea", "jam"]
+    assert named(data, "ben") == ["tea", "jam", "milk"]
+    assert data.facts["lines at the time of the one before"] == 1
+    assert not data.public_rows  # the dictionary is made of the data
+
+
+def test_with_labels_what_was_not_clicked_is_no_event(tmp_path):
+    data = own(tmp_path, label="stars", threshold=4.0)
+    assert named(data, "ben") == ["jam", "milk"]
+
+
+def test_without_times_there_is_no_order(tmp_path):
+    data = own(tmp_path, time=None)
+    assert not data.ordered and "no times" in data.facts["order"]
+    with pytest.raises(ConfigError, match="no times, and what comes next has an order"):
+        tasks.from_frame(tmp_path / "own.csv", user="who", item="what", model="next", negatives=2)
+    task = tasks.from_frame(
+        tmp_path / "own.csv", user="who", item="what", model="pairs", exact_pairs=True
+    )
+    assert task.bind(task.build(0))["pairs"].rows == 9  # m^2 cells: EASE has one table
+
+
+def test_a_task_of_a_file_has_its_own_ids(tmp_path):
+    own(tmp_path)
+    task = tasks.load(
+        "sequences",
+        path=str(tmp_path / "own.csv"),
+        user="who",
+        item="what",
+        time="when",
+        negatives=2,
+    )
+    assert task.data.names_of("item").row("jam") >= 0 and task.metric.name == "NDCG@10"
+    framed = tasks.from_frame(
+        tmp_path / "own.csv", user="who", item="what", time="when", model="next", negatives=2
+    )
+    assert framed.loss.negatives == 2
+    assert framed.data.train["history"].shape[1] == task.data.train["history"].shape[1] == 50
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"client": "who"}, "of users who are clients"),
+        ({"category": "stars"}, "of users who are clients"),
+        ({"label": "stars", "threshold": 6.0}, "no line of it counts"),
+        ({"time": "stars"}, "not from 1990 to 2100"),
+    ],
+)
+def test_files_that_say_nothing_of_what_came_next_are_refused(tmp_path, settings, match):
+    with pytest.raises(ConfigError, match=match) as caught:
+        own(tmp_path, **settings)
+    assert caught.value.hint

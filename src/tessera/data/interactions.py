@@ -38,6 +38,8 @@ from tessera.data.clicks import Ints, Log, check, click_data, with_negatives
 from tessera.data.columns import SKIP, STOP, BadLines, Columns, Mask
 from tessera.data.examples import NONE, ClientData
 from tessera.data.row_names import RowNames
+from tessera.data.sequences import SequenceData, Sequences, sequence_data
+from tessera.data.split import TEST
 from tessera.data.subjects import held_by
 from tessera.data.values import Encoded, encoded
 from tessera.errors import ConfigError
@@ -200,10 +202,7 @@ def read(source: Any, how: Interactions) -> ClientData:
     name = Path(source).name if isinstance(source, str | Path) else type(source).__name__
     how.check(name)
     found = _Lines.of(source, how)
-    if how.ids == "hash":
-        rows, items, names, about = _hashed(found.what, how.buckets, how.key)
-    else:
-        rows, items, names, about = _looked_up(found.what, how.dictionary, how.unknown)
+    rows, items, names, about = _rows(found.what, how)
     facts = found.facts | about
     category_of, categories = None, None
     if found.kinds is not None:
@@ -285,6 +284,52 @@ def read(source: Any, how: Interactions) -> ClientData:
     return replace(data, ids={**data.ids, **of_people}, **moved)
 
 
+def read_sequences(source: Any, how: Interactions, *, part: str = TEST) -> SequenceData:
+    """The same lines as what came next: every one counts, or those whose label is a click."""
+    name = Path(source).name if isinstance(source, str | Path) else type(source).__name__
+    how.check(name)
+    if how.client is not None or how.subject is not None or how.category or how.features:
+        raise ConfigError(
+            f"{name}: what comes next is of users who are clients, by their items alone",
+            hint="leave client, subject, category and features out",
+        )
+    found = _Lines.of(source, how)
+    rows, items, names, about = _rows(found.what, how)
+    kept = (rows >= 0) & found.clicked
+    if not kept.any():
+        raise ConfigError(f"{found.table.where}: no line of it counts", hint="label, threshold?")
+    users = found.who.texts()
+    when = None if found.when is None else found.when[kept]
+    who, what = found.who.codes[kept], rows[kept]
+    dialect = found.table.dialect
+    data = sequence_data(
+        name,
+        Sequences.sorted(who, what, when, users=len(users), items=items),
+        items=items,
+        length=how.history,
+        part=part,
+        ordered=when is not None,
+        ids={"item": names, "user": RowNames(users)},
+        facts={
+            "source": name,
+            **({} if dialect is None else {"read as": str(dialect)}),
+            "interactions": len(rows),
+            "order": "none: the file has no times" if when is None else f"by {how.time}",
+            **({} if when is None else {"lines at the time of the one before": _ties(who, when)}),
+            **found.facts,
+            **about,
+        },
+    )
+    return replace(data, public_rows=how.ids == "hash" or how.dictionary is not None)
+
+
+def _ties(user: Ints, time: npt.NDArray[Any]) -> int:
+    """Lines whose user has an earlier one of the same time: the file's order counts there."""
+    order = np.lexsort((time, user))
+    same = (np.diff(user[order]) == 0) & (np.diff(time[order]) == 0)
+    return int(np.count_nonzero(same))
+
+
 # -- values
 
 
@@ -316,6 +361,13 @@ def _features(
 
 
 # -- ids to rows
+
+
+def _rows(found: Encoded, how: Interactions) -> tuple[Ints, int, RowNames, dict[str, Any]]:
+    """The row of every line's item, how many there are, their names, and facts."""
+    if how.ids == "hash":
+        return _hashed(found, how.buckets, how.key)
+    return _looked_up(found, how.dictionary, how.unknown)
 
 
 def _at_clients(who: Ints, whom: Ints, clients: int, subjects: int) -> tuple[Ints, Ints]:

@@ -27,6 +27,7 @@ from tessera.data.movielens import (
 )
 from tessera.data.published import VARIABLE
 from tessera.data.row_names import OwnNames
+from tessera.data.sequences import LENGTH, SequenceData
 from tessera.data.speech import plays, speakers_like, spoken, words_of
 from tessera.data.split import TEST
 from tessera.data.taobao import taobao
@@ -37,7 +38,7 @@ from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.bound_model import Table
 from tessera.learning.softmax import Softmax
 from tessera.learning.training.settings import LocalTraining
-from tessera.tasks import kinds
+from tessera.tasks import kinds, sequences
 from tessera.tasks.kinds import TaskKind
 from tessera.tasks.sequences import NEXT, SEQUENCES
 from tessera.tasks.task import CentralSettings, PrivateSettings, Recommended, Task
@@ -249,6 +250,43 @@ def _own(
     return interactions.read(path, how)
 
 
+def _own_sequences(
+    path: str = "",
+    user: str = "user",
+    item: str = "item",
+    time: str = "",
+    label: str = "",
+    threshold: float = 0.0,
+    ids: str = "dictionary",
+    dictionary: str = "",
+    unknown: str = "drop",
+    buckets: int = 2**20,
+    history: int = LENGTH,
+    separator: str = "",
+    encoding: str = "",
+    on_bad: str = "stop",
+    part: str = TEST,
+) -> SequenceData:
+    if not path:
+        raise ConfigError("task 'sequences' has no path", hint='such as path = "purchases.csv"')
+    how = Interactions(
+        user=user,
+        item=item,
+        time=time or None,
+        label=label or None,
+        threshold=threshold or None,
+        ids=ids,
+        dictionary=dictionary or None,
+        unknown=unknown,
+        buckets=buckets,
+        history=history,
+        separator=separator or None,
+        encoding=encoding or None,
+        on_bad=on_bad,
+    )
+    return interactions.read_sequences(path, how, part=part)
+
+
 def from_frame(
     frame: Any,
     *,
@@ -271,7 +309,13 @@ def from_frame(
     `frame` is a DataFrame of pandas or polars, an Arrow table, anything with `__arrow_c_stream__`,
     a Hugging Face `Dataset`, or the path of a CSV or Parquet file. `settings` are those of
     `tessera.data.interactions.Interactions`: dictionary, negatives, history, test_share and so on.
+    With `model` "next" or "pairs" it is about which item comes next (`tasks/sequences.py`).
     """
+    own: dict[str, Any] = {}
+    if model in sequences.MODELS:
+        own = {one: settings.pop(one) for one in SEQUENCES.options if one in settings}
+        own |= {} if width == 18 else {"width": width}
+        settings.setdefault("history", LENGTH)
     allowed = [one.name for one in fields(Interactions)]
     for setting in settings:
         if setting not in allowed:
@@ -289,10 +333,19 @@ def from_frame(
         on_bad=on_bad,
         **settings,
     )
-    data = interactions.read(frame, how)
+    following = model in sequences.MODELS
+    data = interactions.read_sequences(frame, how) if following else interactions.read(frame, how)
     if not isinstance(frame, str | Path):
         data = replace(data, name=name)
-    known = TASKS["interactions"]
+    known = TASKS["sequences" if following else "interactions"]
+    if following:
+        return sequences.sequence_task(
+            data,
+            title=known.title.format(data=data),
+            recommended=known.recommended,
+            model=model,
+            **own,
+        )
     return kinds.click_task(
         data,
         title=known.title.format(data=data),
@@ -508,6 +561,13 @@ TASKS: Final[Mapping[str, Known]] = {
         summary="Last.fm 2K, plays binned to ratings of 1 to 5.",
         title="Last.fm 2K, plays as ratings of 1 to 5",
         recommended=_LISTENED,
+    ),
+    "sequences": Known(
+        read=_own_sequences,
+        summary="A user's own CSV or Parquet of users, items and times; which item comes next.",
+        title="what comes next, {data.name}",
+        recommended=NEXT,
+        kind=replace(SEQUENCES, explained={**kinds.OWN_CLICKS.explained, **SEQUENCES.explained}),
     ),
     "sequences-100k": Known(
         read=sequences_100k,
