@@ -42,7 +42,7 @@ from tessera.rounds.two_server.leader import NotBegun
 from tessera.simulation.faults import Drop, Fault, Lie
 from tessera.simulation.simulator import Simulator
 from tessera.simulation.views import Views
-from tessera.wire import codecs, frames
+from tessera.wire import codecs
 from tessera.wire.stored import ByDigest, Inner, Supplied
 
 
@@ -243,7 +243,7 @@ def checksummed(unfinished: bytes | bytearray) -> bytes:
     """A frame with its checksum; where it cannot be read, that of one without parts."""
     try:
         data = bytes(unfinished) + bytes(wire.CHECKSUM_BYTES)
-        _, source = frames._read(data, None, wire.DEFAULT_CAP)
+        _, source = wire._read(data, None, wire.DEFAULT_CAP)
     except WireError:
         return bytes(unfinished) + hashlib.sha256(unfinished).digest()[: wire.CHECKSUM_BYTES]
     return bytes(unfinished) + codecs.hashes(source.hashed())[1]
