@@ -55,8 +55,8 @@ items = 60
 examples = 6
 history = 3
 size = "tiny"
-[privacy]
-group = 2
+[groups]
+size = 2
 [union]
 max_rows = 24
 [simulation]
