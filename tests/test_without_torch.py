@@ -37,8 +37,8 @@ rows = 60
 width = 2
 [union]
 max_rows = 12
-[privacy]
-group = 4
+[groups]
+size = 4
 """
 
 
