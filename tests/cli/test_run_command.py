@@ -15,6 +15,7 @@ from tessera.cli import run as run_command
 from tessera.cli import run_summary
 from tessera.ids import SERVER, ClientId
 from tessera.plan import Plan, Scheme
+from tessera.report.figures import waited
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.runs.folder import RunFolder
 from tessera.simulation import population, views
@@ -251,6 +252,7 @@ def test_rows_over_the_cap_have_other_reasons_between_two_servers(scheme: str, w
         "condition": "",
         "noise_epsilon": None,
         "groups_not_finite": 0,
+        "groups_opened": 0,
         "ended": "",
         "epsilon": 1.0,
         "crypto": {"mode": "every"},
@@ -263,6 +265,23 @@ def test_rows_over_the_cap_have_other_reasons_between_two_servers(scheme: str, w
     told = dict(run_summary.lines(facts))
     assert told[f"  rows over the cap ({why})"] == "4"
     assert told["clients not in a sum, in all"] == told["  gone"] == "1"
+
+
+def test_of_groups_that_wait_a_summary_says_what_counted_and_how_long_it_waited() -> None:
+    event = {"cohort": 10, "survivors": 0, "groups_opened": 0, "groups_retired": 0, "age": 0.0}
+    rounds = [
+        {**event, "survivors": 5, "groups_opened": 1, "age": 1.0},
+        {**event, "survivors": 10, "groups_opened": 2, "age": 4.0, "groups_retired": 1},
+    ]
+    found = waited(rounds)
+    assert (found["counted"], found["age"], found["groups_retired"]) == (0.75, 3.0, 1)
+    assert dict(run_summary.waiting_lines(found)) == {
+        "invitations that counted": "75.0%",
+        "rounds that a sum waited, on average": "3",
+        "groups retired": "1",
+    }
+    assert list(run_summary.waiting_lines(waited([event]))) == []
+    assert list(run_summary.waiting_lines(waited([]))) == []
 
 
 def test_rows_over_the_cap_are_printed(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,8 @@ from tessera.errors import RoundAborted
 from tessera.ids import RoundId
 from tessera.plan import Plan
 from tessera.privacy.index.bound import in_words
-from tessera.report.figures import RunFigures, abort_reasons, in_rounds
-from tessera.report.numbers import count, epsilon, predictor, score, seconds, size
+from tessera.report.figures import RunFigures, abort_reasons, in_rounds, waited
+from tessera.report.numbers import count, epsilon, predictor, score, seconds, share, size
 from tessera.report.terminal import Page
 from tessera.rounds import charged, schemes
 from tessera.rounds.charged import NOT_CHARGED
@@ -53,6 +53,7 @@ def round_figures(log: RunFolder) -> dict[str, Any]:
         "rows_out_of_bounds": average("rows_out_of_bounds"),
         "not_finite": sum(r["not_finite"] for r in rounds),
         **in_rounds(rounds),
+        **waited(rounds),
         "why_given_up": abort_reasons(log.events()),
         "clipped": average("clipped"),
         "rows_left_home": average("rows_over_cap"),
@@ -207,6 +208,8 @@ def figures(facts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, st
             "  below the quorum, not updated",
             count(facts["rows_below_quorum"]),
         )
+    for caption, value in waiting_lines(facts):
+        yield ("counted", "age"), caption, value
     if entry.two_servers:
         yield ("rows_opened",), "rows written by any client, opened", count(facts["rows_opened"])
     if facts["rows_out_of_bounds"]:
@@ -255,6 +258,16 @@ def figures(facts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, st
     yield ("seconds",), "time", seconds(facts["seconds"])
 
 
+def waiting_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What came of the invitations of groups that wait."""
+    if not facts["groups_opened"]:
+        return
+    yield "invitations that counted", share(facts["counted"])
+    yield "rounds that a sum waited, on average", f"{facts['age']:.2g}"
+    if facts["groups_retired"]:
+        yield "groups retired", count(facts["groups_retired"])
+
+
 def show_synthetic(plan: Plan, facts: Mapping[str, Any], views: str, page: Page) -> None:
     """The outcome of a run over synthetic clients."""
     page.say(
@@ -281,6 +294,7 @@ def synthetic_lines(plan: Plan, facts: Mapping[str, Any]) -> Iterator[tuple[str,
         return
     entry = schemes.of(plan)
     yield "survivors", count(facts["survivors"])
+    yield from waiting_lines(facts)
     if entry.randomises:
         union, opened = "rows in the union", "  opened"
         if plan.grouped:

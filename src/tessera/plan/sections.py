@@ -119,7 +119,7 @@ class ModelPlan:
 
 
 GROUPS: Final = "groups"
-"""The level of index privacy at which clients meet in fixed groups."""
+"""The level of index privacy at which clients are in fixed groups."""
 
 GROUP_SIZE: Final = 10
 """Clients in a fixed group, where a plan does not say."""

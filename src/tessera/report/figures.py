@@ -413,6 +413,25 @@ def in_rounds(rounds: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     return {name: by_reason(r.get(name) for r in every) for name in ("excluded", "broken")}
 
 
+def waited(rounds: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of groups that wait: the share of invitations whose training was merged, and rounds waited.
+
+    `groups_opened` is 0 where no group has waited.
+    """
+    every = list(rounds)
+    opened = [int(r.get("groups_opened") or 0) for r in every]
+    ages = [float(r.get("age") or 0.0) for r in every]
+    invited, merged = (sum(int(r[name] or 0) for r in every) for name in ("cohort", "survivors"))
+    found = sum(opened)
+    total = sum(age * count for age, count in zip(ages, opened, strict=True))
+    return {
+        "groups_opened": found,
+        "groups_retired": int(every[-1].get("groups_retired") or 0) if every else 0,
+        "counted": merged / invited if invited else 0.0,
+        "age": total / found if found else 0.0,
+    }
+
+
 def abort_reasons(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """How many rounds were aborted, by reason, from a run's events."""
     return by_reason(

@@ -45,7 +45,15 @@ NAMES: Final = {
         *("metric", "validation", "final", "finals", "best", "best_round", "curve"),
         *("still_improving", "mean", "deviation"),
     },
-    Figure.COHORT: {"cohort", "survivors", "answered", "missing", "delivered", "dropouts"},
+    Figure.COHORT: {
+        "cohort",
+        "survivors",
+        "answered",
+        "missing",
+        "delivered",
+        "dropouts",
+        "counted",
+    },
     Figure.ROWS: {"bytes_up", "bytes_down", "bytes_between", "writing"},
 }
 FIGURES: Final = {name: figure for figure, names in NAMES.items() for name in names}

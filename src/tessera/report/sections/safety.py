@@ -89,7 +89,7 @@ def privacy(runs: Sequence[RunFigures]) -> list[Content]:
     for run in grouped:
         whose = f"{run.label}: clients" if len(runs) > 1 else "Clients"
         text = (
-            f"{whose} meet in fixed groups. Everybody in a group fetches all rows of its union, "
+            f"{whose} are in fixed groups. Everybody in a group fetches all rows of its union, "
             "and union and sums open over the whole group or not at all. Over all rounds "
         )
         corrupt = run.plan.promise.corrupt_in_words()
@@ -289,8 +289,8 @@ def knowledge(runs: Sequence[RunFigures]) -> list[Content]:
 PRESETS: Final = (
     "cpp1 to cpp5 are presets of the probabilities of randomised response (Niu et al. 2020): from "
     "cpp1, by which a client names exactly the rows it has, to cpp5, by which it names the whole "
-    "union. With groups, clients meet in fixed groups in which everybody names the whole union; "
-    "nothing is opened unless all of a group are there."
+    "union. With groups, clients are in fixed groups in which everybody names the whole union; "
+    "nothing is opened but the sum over all of a group."
 )
 
 NOT_COVERED_BY_GROUPS_OR_ANSWERS: Final[Sequence[str]] = (
