@@ -19,7 +19,8 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.ids import ClientId
 from tessera.learning.tables.table import LazyTable
 from tessera.plan import Plan
-from tessera.rounds.events import RoundFinished
+from tessera.report.figures import waited
+from tessera.rounds.events import RoundFinished, as_json
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.forecast.epochs import EpochTraffic, waiting
 from tessera.simulation.epochs import EpochFederation
@@ -129,8 +130,7 @@ def with_absent(clients: int, cohort: int, absent: float, rounds: int) -> list[R
 def test_sums_wait_as_long_as_predicted(absent: float) -> None:
     done = with_absent(32, 12, absent, 60)[10:]  # the first ones wait for unions
     merged, invited = sum(e.survivors for e in done), sum(e.cohort for e in done)
-    opened = sum(e.groups_opened for e in done)
-    age = sum(e.age * e.groups_opened for e in done) / opened
+    opened, age = sum(e.groups_opened for e in done), waited(map(as_json, done))["age"]
     found = waiting(cohort=12, size=SIZE, absent=absent, groups=8)
     assert found.counted == pytest.approx(merged / invited, abs=0.05)
     assert found.opened == pytest.approx(opened / len(done), rel=0.08)

@@ -419,17 +419,21 @@ def waited(rounds: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     `groups_opened` is 0 where no group has waited.
     """
     every = list(rounds)
-    opened = [int(r.get("groups_opened") or 0) for r in every]
-    ages = [float(r.get("age") or 0.0) for r in every]
+    ages = [age for r in every for age in _ages(r)]
     invited, merged = (sum(int(r[name] or 0) for r in every) for name in ("cohort", "survivors"))
-    found = sum(opened)
-    total = sum(age * count for age, count in zip(ages, opened, strict=True))
     return {
-        "groups_opened": found,
+        "groups_opened": len(ages),
         "groups_retired": int(every[-1].get("groups_retired") or 0) if every else 0,
         "counted": merged / invited if invited else 0.0,
-        "age": total / found if found else 0.0,
+        "age": sum(ages) / len(ages) if ages else 0.0,
     }
+
+
+def _ages(event: Mapping[str, Any]) -> Sequence[float]:
+    """Of each sum that a round merged, in rounds: as listed, or as their mean."""
+    mean = float(event.get("age") or 0.0)
+    listed: Sequence[float] | None = event.get("waited")
+    return [mean] * int(event.get("groups_opened") or 0) if listed is None else listed
 
 
 def abort_reasons(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
