@@ -1,7 +1,7 @@
 """Fixed groups that wait as services in one process, over real journals, with kills at any step.
 
-`Replayed` is the simulator given the same order: which epoch was opened from which round's model,
-and which round merged it, as the leader's journal has it.
+What comes out is compared with the simulator, given the same order: which epoch was opened from
+which round's model, and which round merged it, as the leader's journal has it.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from tessera.ids import SERVER, ClientId, Party, RoundId
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
 from tessera.learning.tables.table import LazyTable
 from tessera.plan import Plan
+from tessera.protocols.epochs.chain import EpochKind
 from tessera.protocols.epochs.group import FixedGroup, Leaf
 from tessera.protocols.epochs.messages import Delivery
 from tessera.protocols.membership.proof import CheckedGroup
-from tessera.rounds.epochs.group import GroupEpochs, MemoryVectors
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.server_model import ServerModel
 from tessera.services.client import TrainingResult
 from tessera.services.group_client import GroupClientService
-from tessera.services.group_leader import GroupLeaderService
+from tessera.services.group_leader import EpochPlace, GroupLeaderService, epochs_in
 from tessera.services.journal import Journal, Moment
 from tessera.services.link import name_of
-from tessera.simulation.epochs import EpochFederation
+from tessera.services.loopback import ReplayedGroups
 from tessera.simulation.subcohort import one_by_one
 
 SEED = b"groups as services"
@@ -259,34 +259,19 @@ class GroupLab(Visits):
 
     # --- what is left ---------------------------------------------------------------------------
 
-    def order(self) -> list[tuple[int, int, str, int, int | None]]:
-        """(group, epoch, kind, the round it was opened in, the round that merged it)."""
-        rows = self.leader.journal.database.execute(
-            "SELECT part, epoch, kind, opened, closed FROM group_epoch ORDER BY part, epoch"
-        )
-        return [tuple(row) for row in rows]
+    def order(self) -> list[EpochPlace]:
+        return epochs_in(self.folder / name_of(SERVER))
+
+    def updates(self) -> list[EpochPlace]:
+        """Those that a round has merged."""
+        merged = [each for each in self.order() if each.closed is not None]
+        return [each for each in merged if each.kind is EpochKind.UPDATE]
 
     def replayed(self) -> str:
-        return replay(
-            Replayed.of(self.plan, self.groups, self.count), self.order(), self.leader.next_round
-        )
-
-    def close(self) -> None:
-        for party in list(self.parties):
-            self.kill(party)
-        shutil.rmtree(self.folder)
-
-
-class Replayed(EpochFederation):
-    """The simulator with groups that were drawn elsewhere."""
-
-    drawn: list[FixedGroup]
-
-    @classmethod
-    def of(cls, settings: Plan, groups: list[FixedGroup], clients: int) -> Replayed:
-        everybody = members(clients)
-        made = cls(
-            settings,
+        """The digest of the simulator's model after the same epochs in the same order."""
+        everybody = members(self.count)
+        made = ReplayedGroups(
+            self.plan,
             everybody,
             trainer=one_by_one({client: trainer(client) for client in everybody}),
             dense=np.zeros(DENSE, dtype=np.float32),
@@ -294,39 +279,11 @@ class Replayed(EpochFederation):
             derived=derived(),
             entropy=ScriptedEntropy(SEED),
         )
-        made.drawn = groups
-        return made
+        made.drawn = self.groups
+        made.replay(self.order(), self.leader.next_round)
+        return made.model.digest.hex()
 
-    @property
-    def _formed(self) -> Any:
-        return [group.members for group in self.drawn]
-
-    def _group(self, number: int, members: Any) -> GroupEpochs:
-        group = self.drawn[number]
-        return GroupEpochs(self.plan, group, MemoryVectors(frozenset(group.members)))
-
-
-def replay(fed: EpochFederation, order: list[Any], rounds: int) -> str:
-    """The digest of the simulator's model after the same epochs in the same order."""
-    course = fed.epochs
-    queues = {at: [row for row in order if row[0] == at] for at in range(len(course.groups))}
-    for number in range(rounds):
-        round_id = RoundId(number)
-        for at, rows in queues.items():
-            group = course.groups[at]
-            while rows and rows[0][3] <= number and group.at.open is None:
-                if rows[0][2] == "union" and rows[0][4] is not None:
-                    rows.pop(0)
-                    for client in group.group.members:
-                        visit = fed._visit(client, round_id)
-                        visit.group.vectors.add(client, visit.union_words())
-                    course.take_unions()
-                elif rows[0][3] == number:
-                    group.opened(fed.model, round_id)
-                else:
-                    break
-            if rows and group.at.open is not None and rows[0][4] == number:
-                rows.pop(0)
-                fed._train({c: fed._visit(c, round_id) for c in group.group.members})
-        course.conclude(round_id, (), 0, measured=False)
-    return fed.model.digest.hex()
+    def close(self) -> None:
+        for party in list(self.parties):
+            self.kill(party)
+        shutil.rmtree(self.folder)

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "h11")):
     pytest.skip("the extra `http` is not installed", allow_module_level=True)
 
-from services.group_lab import Replayed, replay
 from services.processes import SCRIPT, Deployment
 from services.test_services import Killer
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.ids import SERVER
-from tessera.services.journal import NAME
+from tessera.services.group_leader import epochs_in
 from tessera.services.keyring import Keyring
+from tessera.services.loopback import ReplayedGroups, simulation
 from tessera.services.membership import groups_of
-from tessera.simulation import population
 
 PLAN: Final = """
 scheme = "secure-submodel"
@@ -58,32 +55,15 @@ def folder() -> Iterator[Path]:
         yield Path(made)
 
 
-def order(deployment: Deployment) -> list[Any]:
-    path = deployment.state(SERVER) / NAME
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
-        return database.execute(
-            "SELECT part, epoch, kind, opened, closed FROM group_epoch ORDER BY part, epoch"
-        ).fetchall()
-
-
 def simulated(deployment: Deployment) -> str:
     """The digest of the simulator's model after the epochs of the deployment, in its order."""
     bundle = deployment.bundle
-    settings = bundle.plan
     keyring = Keyring.read(deployment.keys / "leader", SERVER, bundle.digest)
-    assert bundle.synthetic is not None
-    made = Replayed(
-        settings,
-        population.participants(settings, bundle.clients, bundle.synthetic.rows),
-        dense=population.dense(settings),
-        tables=population.tables(settings),
-        trainer=population.cohort_trainer(settings, bundle.clients),
-        derived=population.derived_maps(settings),
-        entropy=ScriptedEntropy(SCRIPT.encode()),
-    )
-    made.drawn = groups_of(keyring.draws(settings), settings)
-    assert deployment.rounds is not None
-    return replay(made, order(deployment), deployment.rounds)
+    groups = groups_of(keyring.draws(bundle.plan), bundle.plan)
+    made = simulation(bundle, ScriptedEntropy(SCRIPT.encode()), groups=groups)
+    assert isinstance(made, ReplayedGroups) and deployment.rounds is not None
+    made.replay(epochs_in(deployment.state(SERVER)), deployment.rounds)
+    return made.model.digest.hex()
 
 
 def test_groups_over_loopback_with_kills(folder: Path) -> None:

@@ -24,8 +24,9 @@ from tessera.learning.tables.submodel import TablePart
 from tessera.protocols.epochs.messages import Delivery
 from tessera.rounds.epochs.messages import EpochWork
 from tessera.services import group_leader
+from tessera.services.group_client import GroupClientService
 from tessera.services.group_leader import NOT_COME
-from tessera.services.journal import Journal, JournalFailed, Moment
+from tessera.services.journal import Journal, JournalFailed, Moment, state_of
 from tessera.services.journal_stores import JournalRows
 
 CLIENTS, SIZE = 8, 4
@@ -58,9 +59,9 @@ def first_of(run: GroupLab, group: int = 0) -> list[ClientId]:
 def test_epochs_are_those_of_the_simulator_in_the_same_order(folder: Path) -> None:
     with lab(folder) as run:
         run.run(4, away=0.3)
-        merged = [row for row in run.order() if row[2] == "update" and row[4] is not None]
+        merged = run.updates()
         assert len(merged) >= 4
-        assert {row[4] - row[3] for row in merged} > {0}, "some waited"
+        assert {each.closed - each.opened for each in merged} > {0}, "some waited"
         assert run.leader.model.digest.hex() == run.replayed()
         assert run.leader.model.digest != run.first_model().digest
 
@@ -68,7 +69,7 @@ def test_epochs_are_those_of_the_simulator_in_the_same_order(folder: Path) -> No
 def test_a_new_period_has_a_union_of_its_own(folder: Path) -> None:
     with lab(folder, clients=SIZE, groups={"period": 2}) as run:
         run.run(4)
-        kinds = [row[2] for row in run.order()]
+        kinds = [each.kind.value for each in run.order()]
         assert kinds[:6] == ["union", "update", "update", "union", "update", "update"]
         assert run.leader.model.digest.hex() == run.replayed()
 
@@ -82,7 +83,7 @@ def test_a_round_ends_when_a_cohort_has_delivered_and_a_group_is_full(folder: Pa
         assert run.leader.next_round == 0 and run.leader.delivered == 5
         run.visit(second[3], once=True)
         assert run.leader.next_round == 1, "six updates have come, and a group is full"
-        assert [row[4] for row in run.order() if row[2] == "update"] == [None, 0]
+        assert [each.part for each in run.updates()] == [1]
 
 
 def test_who_comes_back_to_a_full_group_ends_the_round(folder: Path) -> None:
@@ -224,10 +225,62 @@ def test_twenty_clients_of_which_a_third_is_off_and_twenty_kills(folder: Path) -
         epochs = 0
         while epochs < 10:
             run.run(run.leader.next_round + 5, seed=int(rng.integers(1 << 30)), away=1 / 3)
-            merged = [row[0] for row in run.order() if row[2] == "update" and row[4] is not None]
+            merged = [each.part for each in run.updates()]
             epochs = min(merged.count(at) for at in range(len(run.groups)))
         assert not run.kill_at, f"{len(run.kill_at)} kills did not happen"
         assert run.leader.model.digest.hex() == run.replayed()
+
+
+# --- what is kept, and when it leaves -------------------------------------------------------------
+
+
+def test_the_root_of_an_epoch_is_erased_when_its_bytes_are_stored(folder: Path) -> None:
+    """Mask key and coins follow from it; the bytes themselves go with their certificate."""
+    with lab(folder) as run:
+        first, *others = trained_up_to(run, 1)
+        client = run.client(first)
+        client.take(assigned(run, first))
+        root = client.role.state.member.state.root.reveal()
+        assert root in on_disk(client)
+        client.train()
+        (sent,) = client.outgoing
+        run.ask(first, sent)
+        client.sent()
+        client.journal.fold()
+        assert root not in on_disk(client) and sent[100:400] in on_disk(client)
+        for other in others:
+            run.visit(other, once=True)
+        client.take(assigned(run, first))
+        client.journal.fold()
+        assert sent[100:400] not in on_disk(client)
+
+
+def on_disk(client: GroupClientService) -> bytes:
+    path = client.journal.path
+    return b"".join(each.read_bytes() for each in path.parent.glob(f"{path.name}*"))
+
+
+def test_what_is_sent_leaves_at_a_fixed_delay_after_the_download(folder: Path) -> None:
+    with lab(folder, groups={"delay": 60.0}) as run:
+        first, *_ = trained_up_to(run, 1)
+        client = run.client(first)
+        client.take(assigned(run, first))
+        before = client.leaves_in
+        assert 50.0 < before <= 60.0
+        client.train()
+        assert client.leaves_in <= before
+        run.restart(first)
+        assert 50.0 < run.client(first).leaves_in <= before, "a restart makes it no earlier"
+
+
+def test_the_state_of_a_client_says_what_an_operator_needs(folder: Path) -> None:
+    with lab(folder) as run:
+        first, *_ = trained_up_to(run, 1)
+        shown = state_of(run.folder / SERVER)
+        assert shown["open"] == 1 and shown["missing"] == 0
+        assert shown["membership"] == "groups on the operator's word"
+        run.client(first).decline("no budget is left")
+        assert state_of(run.folder / f"client {first}")["trouble"] == "no budget is left"
 
 
 # --- bad people and bad disks ---------------------------------------------------------------------

@@ -28,7 +28,7 @@ from tessera.rounds.local_state import LocalState, Word
 from tessera.rounds.noise import noise_of
 from tessera.services.client import MakeLocal, Train, TrainingResult
 from tessera.services.dialing_party import ONLY
-from tessera.services.journal import Journal
+from tessera.services.journal import LEFT_GROUP, Journal
 from tessera.services.journal_stores import (
     JournalPeriods,
     charges,
@@ -39,7 +39,6 @@ from tessera.services.journal_stores import (
 )
 from tessera.services.link import Links, name_of
 
-LEFT: Final = "left its group"
 LEAVES_AT: Final = "leaves at"
 DEPOSITED: Final = "Deposited"
 
@@ -80,11 +79,11 @@ class GroupClientService:
         ledger = Ledger(entries=charges(journal, name))
         self.local = self._make_local(JournalPeriods(journal, name), ledger)
         load_local(journal, name, self.local)
-        self.left = (journal.fact(name, LEFT) or b"").decode()
+        self.left = (journal.fact(name, LEFT_GROUP) or b"").decode()
         self.outgoing: list[bytes] = []
-        self._in_hand = False
         self.role: EpochClient | None = None
         found = stored_role(self._links, ONLY)
+        self._in_hand = found is not None
         if found is not None:
             self.role = EpochClient.wake(found[1].snapshot, found[1].messages, self._setup)
             if self.role.phase == DEPOSITED:  # a fetch would not show that it has not come
@@ -160,8 +159,8 @@ class GroupClientService:
                 out = []
             if self.retired and (last := self.local.unsettled) is not None:
                 self.local.settle(last, counted=False, by=Word.SERVER)
+            self._in_hand = self._epoch not in (before, None) or bool(out)
             if self._epoch not in (before, None):
-                self._in_hand = True
                 leaves = time.time() + self.plan.groups.delay
                 self.journal.set_fact(self.name, LEAVES_AT, str(leaves).encode())
             self._send(out)
@@ -203,7 +202,7 @@ class GroupClientService:
 
     def _leave(self, reason: str) -> None:
         self.left, self.outgoing = reason, []
-        self.journal.set_fact(self.name, LEFT, reason.encode())
+        self.journal.set_fact(self.name, LEFT_GROUP, reason.encode())
 
     def _send(self, out: list[Outbound]) -> None:
         self.outgoing = [message.data for message in out] or self.outgoing

@@ -14,10 +14,13 @@ cohort has are missing in groups that have begun and are under way.
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final
 
 from tessera import wire
@@ -34,7 +37,7 @@ from tessera.rounds.epochs.course import EpochCourse
 from tessera.rounds.epochs.server import EpochServer, EpochServerSetup
 from tessera.rounds.events import as_json
 from tessera.rounds.server_model import ServerModel
-from tessera.services.journal import Journal
+from tessera.services.journal import NAME, Journal, outcome_text
 from tessera.services.journal_stores import store_role, stored_role
 from tessera.services.link import Links
 
@@ -56,6 +59,29 @@ class VisitAnswer:
     message: bytes = field(default=b"", repr=False)
     refused: str = ""
     waits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPlace:
+    """An epoch of a group in the order of a training: the round in which it was opened, and the one
+    that took its sum; None: none yet, -1: none, its group is retired."""
+
+    part: int
+    epoch: int
+    kind: EpochKind
+    opened: int
+    closed: int | None
+
+
+def epochs_in(state: Path) -> list[EpochPlace]:
+    """All epochs of a leader's groups, as its state has them."""
+    with closing(sqlite3.connect(f"file:{state / NAME}?mode=ro", uri=True)) as database:
+        return [
+            EpochPlace(part, epoch, EpochKind(kind), opened, closed)
+            for part, epoch, kind, opened, closed in database.execute(
+                "SELECT part, epoch, kind, opened, closed FROM group_epoch ORDER BY part, epoch"
+            )
+        ]
 
 
 @dataclass(slots=True)
@@ -123,6 +149,10 @@ class GroupLeaderService:
     def is_over(self) -> bool:
         """There is always a round in hand, and none of its secrets are the leader's."""
         return True
+
+    def outcome(self, round_id: RoundId) -> str:
+        """How a round ended, as JSON; "" if it has not."""
+        return outcome_text(self.journal.database, round_id)
 
     def takes_part(self, party: Party) -> bool:
         return party in self._of

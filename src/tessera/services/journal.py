@@ -29,10 +29,15 @@ from typing import Any, Final, Self
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
 from tessera.privacy.index import period
+from tessera.privacy.index.bound import ON_THE_OPERATORS_WORD
 
 SCHEMA_VERSION: Final = 6
 NAME: Final = "journal.sqlite"
 LOCK: Final = "lock"
+GROUP: Final = "group"
+"""The fact that a client has joined a fixed group, which it has one of in its life."""
+LEFT_GROUP: Final = "left its group"
+"""The fact that it is out of it for good, and why."""
 OLD_COPY: Final = "old copy"
 """The fact that a party's state is one, for good: it would repeat what it has forgotten."""
 
@@ -425,8 +430,13 @@ def state_of(folder: Path) -> dict[str, Any]:
             ).fetchone()
             (round_id,) = database.execute("SELECT MAX(round_id) FROM link").fetchone()
             (waiting,) = database.execute("SELECT COUNT(*) FROM outgoing").fetchone()
-            old = database.execute(
-                "SELECT value FROM fact WHERE name = ? ORDER BY party LIMIT 1", (OLD_COPY,)
+            out = database.execute(
+                "SELECT value FROM fact WHERE name IN (?, ?) ORDER BY party LIMIT 1",
+                (OLD_COPY, LEFT_GROUP),
+            ).fetchone()
+            joined = database.execute("SELECT 1 FROM fact WHERE name = ?", (GROUP,)).fetchone()
+            epochs, missing = database.execute(
+                "SELECT COUNT(*), SUM(missing) FROM group_epoch WHERE closed IS NULL"
             ).fetchone()
             rounds = last_rounds(database)
     except sqlite3.DatabaseError as error:
@@ -439,7 +449,10 @@ def state_of(folder: Path) -> dict[str, Any]:
         "bundle": plan[:16],
         "round": round_id,
         "outgoing": waiting,
-        "trouble": "" if old is None else bytes(old[0]).decode(),
+        "open": epochs or None,
+        "missing": missing,
+        "membership": ON_THE_OPERATORS_WORD if joined or epochs else "",
+        "trouble": "" if out is None else bytes(out[0]).decode(),
         "restarts": starts - 1,
         "disk": path.stat().st_size + (log.stat().st_size if log.exists() else 0),
         "rounds": rounds,

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -19,8 +19,16 @@ from typing import Any, Self
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import identities
 from tessera.errors import MisuseError
+from tessera.ids import SERVER, ClientId, RoundId
+from tessera.protocols.epochs.chain import EpochKind
+from tessera.protocols.epochs.group import FixedGroup
+from tessera.rounds.epochs.group import GroupEpochs, MemoryVectors
 from tessera.services.bundle import Bundle
+from tessera.services.group_leader import EpochPlace, epochs_in
+from tessera.services.keyring import Keyring
+from tessera.services.membership import groups_of
 from tessera.simulation import population
+from tessera.simulation.epochs import EpochFederation
 from tessera.simulation.faults import FaultScript
 from tessera.simulation.federation import Federation
 
@@ -111,22 +119,36 @@ class LoopbackDeployment:
                 if not event or found.get("event") == event:
                     yield found
 
+    def epochs(self) -> list[EpochPlace]:
+        """Of the leader's fixed groups, as its journal has them."""
+        return epochs_in(self.folder / "state" / "leader")
+
+    def groups(self) -> list[FixedGroup]:
+        """As they were drawn."""
+        plan = self.bundle.plan
+        keyring = Keyring.read(self.folder / "keys" / "leader", SERVER, self.bundle.digest)
+        return groups_of(keyring.draws(plan), plan)
+
     def close(self) -> None:
         for name in list(self.running):
             self.kill(name)
 
 
 def simulation(
-    bundle: Bundle, entropy: Entropy, *, faults: FaultScript | None = None
+    bundle: Bundle,
+    entropy: Entropy,
+    *,
+    faults: FaultScript | None = None,
+    groups: Sequence[FixedGroup] = (),
 ) -> Federation:
-    """The same plan, clients, model and secrets in one process."""
+    """The same plan, clients, model and secrets in one process; `groups` as they were drawn."""
     if bundle.synthetic is None:
         raise MisuseError("only synthetic clients are simulated from a bundle")
     plan = bundle.plan
     members = population.participants(plan, bundle.clients, bundle.synthetic.rows)
     for client, identity in identities(list(members), entropy, plan.federation).items():
         members[client].identity = identity
-    return Federation(
+    made = (ReplayedGroups if groups else Federation)(
         plan,
         members,
         dense=population.dense(plan),
@@ -136,3 +158,52 @@ def simulation(
         entropy=entropy,
         faults=faults,
     )
+    if isinstance(made, ReplayedGroups):
+        made.drawn = groups
+    return made
+
+
+# --- fixed groups, in the order in which clients came ---------------------------------------------
+
+
+class ReplayedGroups(EpochFederation):
+    """The simulator over groups that were drawn elsewhere."""
+
+    drawn: Sequence[FixedGroup]
+
+    @property
+    def _formed(self) -> Sequence[tuple[ClientId, ...]]:
+        return [group.members for group in self.drawn]
+
+    def _group(self, number: int, members: Sequence[ClientId]) -> GroupEpochs:
+        return GroupEpochs(self.plan, self.drawn[number], MemoryVectors(frozenset(members)))
+
+    def replay(self, order: Iterable[EpochPlace], rounds: int) -> None:
+        """So many rounds, with every epoch opened and merged in the round that it was in `order`.
+
+        Each member's training follows from the base and from secrets: nothing else matters.
+        """
+        waiting = {at: [each for each in order if each.part == at] for at in range(len(self.drawn))}
+        for number in range(rounds):
+            for at, places in waiting.items():
+                self._replay_group(self.epochs.groups[at], places, number)
+            self.epochs.conclude(RoundId(number), (), 0, measured=False)
+
+    def _replay_group(self, group: GroupEpochs, places: list[EpochPlace], number: int) -> None:
+        round_id, members = RoundId(number), group.group.members
+        while places and places[0].opened <= number and group.at.open is None:
+            here = places[0]
+            if here.kind is EpochKind.UPDATE:
+                group.opened(self.model, round_id)
+            elif here.closed is None:
+                return
+            else:
+                places.pop(0)
+                for client in members:
+                    visit = self._visit(client, round_id)
+                    assert isinstance(group.vectors, MemoryVectors)
+                    group.vectors.add(client, visit.union_words())
+                self.epochs.take_unions()
+        if places and group.at.open is not None and places[0].closed == number:
+            places.pop(0)
+            self._train({client: self._visit(client, round_id) for client in members})

@@ -36,7 +36,7 @@ from tessera.protocols.membership.proof import (
 )
 from tessera.protocols.membership.snapshot import PARTIES, first_snapshot, next_snapshot
 from tessera.runs.folder import write_owner_only
-from tessera.services.journal import Journal
+from tessera.services.journal import GROUP, Journal
 
 T = TypeVar("T")
 
@@ -46,8 +46,6 @@ SNAPSHOT: Final = "snapshot-{}"
 DRAWN: Final = "drawn-{}"
 CHAIN: Final = 1024
 """Snapshots that a federation has values for."""
-GROUP: Final = "group"
-"""The fact that a client has joined a group, which it has one of in its life."""
 
 
 def leaves_of(federation: str, keys: Mapping[ClientId, bytes]) -> tuple[Leaf, ...]:

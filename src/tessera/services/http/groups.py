@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
 
-from tessera.ids import ClientId, Party
+from tessera.ids import ClientId, Party, RoundId
 from tessera.plan import ServicePlan
 from tessera.privacy.index.bound import ON_THE_OPERATORS_WORD
 from tessera.services.group_commit import GroupCommit
@@ -26,8 +27,14 @@ from tessera.services.http.requests import RefusedRequest
 from tessera.services.journal import JournalFailed
 from tessera.services.logs import JsonLog
 
-Seen = tuple[dict[str, Any], set[ClientId]]
-"""What is shown of a leader, and who has news."""
+
+@dataclass(frozen=True, slots=True)
+class LeaderStatus:
+    """A leader after a step: what is shown of it, how its last round ended, and who has news."""
+
+    shown: dict[str, Any]
+    outcome: str
+    news: set[ClientId]
 
 
 class GroupConductor:
@@ -60,7 +67,9 @@ class GroupConductor:
         self._log("loaded", round=leader.next_round, starts=leader.journal.starts)
         try:
             self._steps, self.leader = steps, leader
-            self._after(await steps.run(partial(self._looked_at, leader)))
+            found = await steps.run(partial(self._looked_at, leader))
+            self.shown = found.shown  # its last round ended in another process
+            self._after(found)
             await self._stopping.wait()
         finally:
             self._steps = None
@@ -76,7 +85,7 @@ class GroupConductor:
         if steps is None or leader is None or self._stopping.is_set():
             return None
 
-        def change() -> tuple[VisitAnswer, Seen]:
+        def change() -> tuple[VisitAnswer, LeaderStatus]:
             return leader.take(client, data, last=last), self._looked_at(leader)
 
         try:
@@ -89,32 +98,33 @@ class GroupConductor:
         self._after(seen)
         return answer
 
-    def _looked_at(self, leader: GroupLeaderService) -> Seen:
+    def _looked_at(self, leader: GroupLeaderService) -> LeaderStatus:
         """In the journal's thread: what is shown, and who has news."""
         news, leader.news = leader.news, set()
         round_id = leader.next_round - 1
         done = self._rounds is not None and leader.next_round >= self._rounds
-        waiting = [each for each in leader.open.values() if each.missing]
-        return {
+        shown = {
             "round": None if round_id < 0 else round_id,
             "phase": "groups wait",
             "groups": len(leader.groups) - len(leader.retired),
             "retired": len(leader.retired),
             "open": len(leader.open),
-            "missing": sum(each.missing for each in waiting),
+            "missing": sum(each.missing for each in leader.open.values()),
             "membership": ON_THE_OPERATORS_WORD,
             "restarts": leader.journal.starts - 1,
             "disk": leader.journal.bytes_on_disk,
             "trouble": "",
             "model": leader.model.digest.hex() if done else None,
-        }, news
+        }
+        ended = round_id != self.shown.get("round")
+        return LeaderStatus(shown, leader.outcome(RoundId(round_id)) if ended else "", news)
 
-    def _after(self, seen: Seen) -> None:
-        before, (self.shown, news) = self.shown.get("round"), seen
-        if self.shown["round"] != before:
-            self._log("round ended", round=self.shown["round"], missing=self.shown["missing"])
+    def _after(self, seen: LeaderStatus) -> None:
+        if seen.outcome and seen.shown["round"] != self.shown.get("round"):
+            self._log("round ended", outcome=seen.outcome)
+        self.shown = seen.shown
         self.finished = self.shown["model"] is not None
-        self.on_news(news)
+        self.on_news(seen.news)
 
 
 class GroupApp(LeaderApp):
