@@ -211,6 +211,17 @@ def test_a_sequence_run_lists_what_may_come_next_beside_what_did(
         assert len(load(run.export(out=tmp_path / "model")).recommend(["3", "5"], k=4)) == 4
 
 
+def test_a_run_of_sequences_ends_with_its_ranking(data, tmp_path, capsys):
+    (tmp_path / "plan.toml").write_text(
+        'scheme = "submodel"\ncohort = 10\n[task]\nname = "sequences-100k"\nwidth = 4\n'
+        "negatives = 10\n[simulation]\nrounds = 1\n"
+    )
+    plan, out = str(tmp_path / "plan.toml"), str(tmp_path / "run")
+    assert cli.main(["run", plan, "--data", str(data), "--out", out]) == 0
+    shown = capsys.readouterr().out
+    assert "recall@10" in shown and "EASE" in shown and "ties count against the" in shown
+
+
 def test_where_negatives_were_drawn_a_score_is_shown_and_no_probability(tmp_path, capsys):
     rng = np.random.default_rng(1)
     lines = [f"u{rng.integers(8)},i{rng.integers(30)}" for _ in range(200)]

@@ -77,10 +77,44 @@ def test_times_are_seconds_or_dates(tmp_path, whens):
     assert data.of(0)["item"].tolist() == [2, 1, 0]
 
 
-def test_a_time_in_another_form_than_most_is_a_bad_line(tmp_path):
-    text = "who,what,when,hit\nann,a,2023-01-02,1\nann,b,1672534800,0\nann,c,2023-01-01,0\n"
+def in_order(tmp_path, *whens, **settings):
+    """Items a, b, c ... at these times, in the order in which they are read."""
+    lines = "".join(f"ann,{chr(97 + at)},{when},{at % 2}\n" for at, when in enumerate(whens))
+    path = written(tmp_path, "who,what,when,hit\n" + lines)
+    data = read(path, **NAMES, time="when", label="hit", test_share=0.0, **settings)
+    return "".join(data.ids["item"].name(row) for row in data.train["item"])
+
+
+@pytest.mark.parametrize(
+    ("whens", "order"),
+    [
+        (("2023-01-02", "1672534800", "31/12/2022"), "cba"),
+        (("23/08/2024", "01/09/2024", "22/08/2024 10:30"), "cab"),
+        (("08/23/2024", "09/01/2024", "2024-08-22"), "cab"),
+        (("1.2.2024", "2.1.2024", "3.1.2024 09:15"), "bca"),
+    ],
+)
+def test_times_of_several_forms_are_read_each_by_its_own(tmp_path, whens, order):
+    assert in_order(tmp_path, *whens) == order
+
+
+def test_where_nothing_says_which_is_the_day_the_key_that_does_is_named(tmp_path):
+    whens = ("01/02/2024", "02/01/2024")
+    with pytest.raises(ConfigError, match="is the day or the month first") as caught:
+        in_order(tmp_path, *whens)
+    assert "time_format" in caught.value.hint
+    assert in_order(tmp_path, *whens, time_format="%d/%m/%Y") == "ba"
+    assert in_order(tmp_path, *whens, time_format="%m/%d/%Y") == "ab"
+    with pytest.raises(ConfigError, match="not written as '%Y'"):
+        in_order(tmp_path, *whens, time_format="%Y")
+    with pytest.raises(ConfigError, match="is the day or the month first"):
+        in_order(tmp_path, "23/08/2024", "08/23/2024")
+
+
+def test_a_time_that_is_none_is_a_bad_line(tmp_path):
+    text = "who,what,when,hit\nann,a,2023-01-02,1\nann,b,soon,0\nann,c,2023-01-01,0\n"
     path = written(tmp_path, text)
-    with pytest.raises(ConfigError, match="line 3: 'when' is '1672534800', where most lines"):
+    with pytest.raises(ConfigError, match="line 3: 'when' is not a time: 'soon'"):
         read(path, **NAMES, time="when", label="hit")
     data = read(path, **NAMES, time="when", label="hit", on_bad="skip")
     assert data.of(0)["item"].tolist() == [1, 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -14,9 +14,13 @@ from tessera.errors import ConfigError
 from tessera.plan import Plan
 from tessera.privacy.index.bound import ANY_ROUNDS
 from tessera.privacy.index.exposure import Holders
-from tessera.report.numbers import plural, share
+from tessera.report.numbers import plural, score, share
 from tessera.report.tables import as_csv
+from tessera.report.terminal import Page, table
 from tessera.rounds import schemes
+
+if TYPE_CHECKING:
+    from tessera.runs.ranking import FullRanking
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 AsCsv = Annotated[
@@ -123,3 +127,21 @@ def check_new(path: Path) -> None:
         raise ConfigError(f"{path} is there already", hint="name another file, or remove it")
     if not path.parent.is_dir():
         raise ConfigError(f"{path.parent}: no such folder", hint="make it first")
+
+
+def show_ranking(found: FullRanking, page: Page) -> None:
+    """A line per predictor, the model first."""
+    page.say(
+        f"{found.task}: {found.scheme}, {plural(found.rounds, 'round')}; {found.targets:,} "
+        f"targets, each among {found.candidates:,} candidates"
+    )
+    names = list(next(iter(found.figures.values())))
+    rows = [
+        [predictor, *(score(figures[name]) for name in names)]
+        for predictor, figures in found.figures.items()
+    ]
+    page.table(table(["predictor", *names], rows))
+    page.say(
+        "Nothing is sampled: every candidate is ranked, and ties count against the target.",
+        style="dim",
+    )

@@ -10,13 +10,12 @@ from typing import Annotated
 
 import typer
 
-from tessera.cli.format import AsCsv, AsJson, DataFolder, figures_written
-from tessera.report.numbers import plural, score
-from tessera.report.terminal import Page, table
+from tessera.cli.format import AsCsv, AsJson, DataFolder, figures_written, show_ranking
+from tessera.report.terminal import Page
 from tessera.rounds import charged
 from tessera.rounds.charged import NOT_CHARGED
 from tessera.runs.folder import RunFolder
-from tessera.runs.ranking import FullRanking, full_ranking
+from tessera.runs.ranking import USERS, full_ranking
 
 
 def rank(
@@ -24,7 +23,7 @@ def rank(
     top: Annotated[
         int, typer.Option(min=1, help="Length of the ranked lists of recall and NDCG.")
     ] = 10,
-    users: Annotated[int, typer.Option(min=0, help="Most users to look at; 0: all.")] = 1_000,
+    users: Annotated[int, typer.Option(min=0, help="Most users to look at; 0: all.")] = USERS,
     data: DataFolder = None,
     csv: AsCsv = None,
     as_json: AsJson = False,
@@ -47,23 +46,6 @@ def rank(
         typer.echo(json.dumps(charged.marked(plan, asdict(found))))
         return
     page = Page()
-    show(found, page)
+    show_ranking(found, page)
     if not charged.is_charged(plan, "figures"):
         page.say(f"{NOT_CHARGED}: all figures here", style="dim")
-
-
-def show(found: FullRanking, page: Page) -> None:
-    page.say(
-        f"{found.task}: {found.scheme}, {plural(found.rounds, 'round')}; {found.targets:,} "
-        f"targets, each among {found.candidates:,} candidates"
-    )
-    names = list(next(iter(found.figures.values())))
-    rows = [
-        [predictor, *(score(figures[name]) for name in names)]
-        for predictor, figures in found.figures.items()
-    ]
-    page.table(table(["predictor", *names], rows))
-    page.say(
-        "Nothing is sampled: every candidate is ranked, and ties count against the target.",
-        style="dim",
-    )

@@ -23,6 +23,7 @@ from tessera.cli.format import (
     DataFolder,
     check_new,
     figures_written,
+    show_ranking,
     warn_if_slow,
 )
 from tessera.errors import ConfigError
@@ -252,7 +253,9 @@ def train(
     """Load the task, train it, write the report and print a summary."""
     from tessera import tasks
     from tessera.api import simulate
+    from tessera.learning.metrics import NextMetric
     from tessera.runs.client_training import Trainer
+    from tessera.runs.ranking import USERS, full_ranking
 
     if trainer not in list(Trainer):
         raise ConfigError(f"--trainer {trainer}", hint=f"one of {', '.join(Trainer)}")
@@ -294,6 +297,9 @@ def train(
         typer.echo(json.dumps(facts))
     else:
         run_summary.show(facts, page, Page())
+        if isinstance(task.metric, NextMetric) and charged.is_charged(plan, "figures"):
+            found = full_ranking(folder, users=USERS, task=task)
+            show_ranking(found, Page())
     if aborted and not finished.rounds:
         raise run_summary.aborted_error(aborted[-1])
 

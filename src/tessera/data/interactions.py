@@ -59,8 +59,9 @@ OWN_FIELDS: Final = ("user", "item", "history", "label", "rate", "target", "cate
 class Interactions:
     """Which columns of a table are what, and how its ids become rows; see above.
 
-    Without `time` the lines of a user count as in order. Times are seconds since 1970 or dates as
-    in ISO 8601 (without a zone: UTC), the whole column in one form. `features` are further
+    Without `time` the lines of a user count as in order. Times are seconds since 1970, dates as
+    in ISO 8601 (without a zone: UTC) or with day, month and year, or as `time_format` says in the
+    words of `strptime`. `features` are further
     columns, which reach the batch under their names: numbers as they are, text as ids.
     """
 
@@ -69,6 +70,7 @@ class Interactions:
     client: str | None = None
     subject: str | None = None
     time: str | None = None
+    time_format: str | None = None
     label: str | None = None
     threshold: float | None = None
     category: str | None = None
@@ -175,7 +177,9 @@ class _Lines:
                 partial(values.missing, table, column),
                 hint="every line needs a user and an item",
             )
-        when = None if how.time is None else values.times(table, how.time, bad)
+        when = None
+        if how.time is not None:
+            when = values.times(table, how.time, bad, how.time_format or "")
         clicked = np.ones(len(table), dtype=np.bool_)
         if how.label is not None:
             clicked = _clicked(table, how.label, how.threshold, bad)

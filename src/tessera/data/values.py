@@ -43,7 +43,11 @@ FORMS: Final = {
     "dates without a zone": rf"^{_DAY}({_CLOCK})?$",
     "dates with a zone": rf"^{_DAY}{_CLOCK}(Z|[+-]\d\d(:?\d\d)?)$",
 }
-"""The forms that a time may have, each as the whole column has it."""
+"""The forms that a time may have."""
+_SLASHED: Final = (
+    r"^(?P<a>\d{1,2})(?P<mark>[/.])(?P<b>\d{1,2})[/.](?P<year>\d{4})"
+    rf"(?P<clock>{_CLOCK.replace('(', '(?:')})?$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,10 +284,11 @@ def _numpy(column: Any, absent: Any) -> npt.NDArray[Any]:
 # -- times
 
 
-def times(columns: Columns, name: str, bad: BadLines) -> npt.NDArray[Any]:
-    """Times that can be ordered: seconds, or microseconds of dates; all in one form, 1990 to 2100.
+def times(columns: Columns, name: str, bad: BadLines, form: str = "") -> npt.NDArray[Any]:
+    """Times that can be ordered: seconds, or microseconds of dates, from 1990 to 2100.
 
-    A zone that is missing is UTC.
+    A zone that is missing is UTC. Lines may have different forms (`FORMS`, or day, month and year
+    with dots or slashes), unless `form` says how all are written.
     """
     pa = delimited.load()
     column, types = columns.table.column(name), pa.arrow.types
@@ -309,7 +314,9 @@ def times(columns: Columns, name: str, bad: BadLines) -> npt.NDArray[Any]:
         raise ConfigError(
             f"{columns.where}: column {name!r} is of type {column.type}, not a time"
         ) from wrong
-    return _of_text(columns, name, text, bad)
+    return (
+        _as_written(columns, name, text, form, bad) if form else _of_text(columns, name, text, bad)
+    )
 
 
 def _micro(column: Any) -> Any:
@@ -336,27 +343,89 @@ def _of_text(columns: Columns, name: str, text: Any, bad: BadLines) -> npt.NDArr
             return _checked(columns, name, found, form, bad)
         if spaces:
             text = pa.compute.utf8_trim_whitespace(text)
-    # Not all in one form: most lines decide, the others are bad.
-    matches = {
-        form: _numpy(pa.compute.match_substring_regex(text, pattern), False)
-        for form, pattern in FORMS.items()
-    }
-    form = max(matches, key=lambda one: int(matches[one].sum()))
-    good = matches[form]
-    other = np.logical_or.reduce(list(matches.values())) & ~good
-    bad.add(
-        other,
-        lambda row: f"{name!r} is {quoted(columns, name, row)}, where most lines have {form}",
-        hint="write all times in one form",
-    )
-    bad.add(~good, lambda row: f"{name!r} is not a time: {quoted(columns, name, row)}")
+    return _in_several_forms(columns, name, text, bad)
+
+
+def _in_several_forms(
+    columns: Columns, name: str, text: Any, bad: BadLines
+) -> npt.NDArray[np.float64]:
+    """Seconds since 1970, each line by the form that it has."""
+    pa = delimited.load()
     found = np.full(len(text), math.nan)
+    text = _year_first(columns, name, text, bad)
+    for form, pattern in FORMS.items():
+        rows = np.flatnonzero(_numpy(pa.compute.match_substring_regex(text, pattern), False))
+        if not len(rows):
+            continue
+        some = text.take(pa.arrow.array(rows))
+        try:
+            values = _cast(some, form)
+        except pa.arrow.ArrowInvalid:  # days that no month has
+            values = np.array([_moment(one.as_py(), form) for one in some])
+        found[rows] = values if form == next(iter(FORMS)) else values / 1e6
+    bad.add(
+        ~np.isfinite(found),
+        lambda row: f"{name!r} is not a time: {quoted(columns, name, row)}",
+        hint="dates such as 2024-08-23 or 23/08/2024, or seconds since 1970; time_format says "
+        "how others are written",
+    )
+    return np.asarray(_in_range(columns, name, found, found, bad))
+
+
+def _year_first(columns: Columns, name: str, text: Any, bad: BadLines) -> Any:
+    """Dates such as 23/08/2024 or 23.8.2024 as 2024-08-23.
+
+    Which of the two is the day is decided by the column: by a number above 12, or by dots, which
+    stand after days. Where nothing decides, these lines are bad.
+    """
+    pa = delimited.load()
+    parts = pa.compute.extract_regex(text, _SLASHED)
+    rows = np.flatnonzero(_numpy(parts.is_valid(), False))
+    if not len(rows):
+        return text
+    some = parts.take(pa.arrow.array(rows))
+    if isinstance(some, pa.arrow.ChunkedArray):
+        some = some.combine_chunks()
+    one, two = (np.array(some.field(k).to_pylist(), np.int64) for k in ("a", "b"))
+    by_day, by_month = bool((one > 12).any()), bool((two > 12).any())
+    dotted = all(mark == "." for mark in some.field("mark").to_pylist())
+    if by_day == by_month and not (dotted and not by_month):
+        unclear = np.zeros(len(text), np.bool_)
+        unclear[rows] = True
+        bad.add(
+            unclear,
+            lambda row: f"{name!r} is {quoted(columns, name, row)}: is the day or the month first?",
+            hint='time_format = "%d/%m/%Y" if it is the day, "%m/%d/%Y" if it is the month',
+        )
+        return text
+    day, month = (two, one) if by_month else (one, two)
+    written = text.to_pylist()
+    years, clocks = some.field("year").to_pylist(), some.field("clock").to_pylist()
+    for at, row in enumerate(rows.tolist()):
+        written[row] = f"{years[at]}-{month[at]:02d}-{day[at]:02d}{clocks[at] or ''}"
+    return pa.arrow.array(written, pa.arrow.large_string())
+
+
+def _as_written(
+    columns: Columns, name: str, text: Any, form: str, bad: BadLines
+) -> npt.NDArray[np.float64]:
+    """Seconds since 1970 of times that are written in this form of `strptime`."""
+    known = {one: _by_form(one, form) for one in set(text.to_pylist()) if one is not None}
+    found = np.array([known.get(one, math.nan) for one in text.to_pylist()])
+    bad.add(
+        ~np.isfinite(found),
+        lambda row: f"{name!r} is not written as {form!r}: {quoted(columns, name, row)}",
+        hint="time_format is as for Python's strptime, such as %d/%m/%Y %H:%M",
+    )
+    return np.asarray(_in_range(columns, name, found, found, bad))
+
+
+def _by_form(text: str, form: str) -> float:
     try:
-        found[good] = _cast(text.filter(pa.arrow.array(good)), form)
-    except pa.arrow.ArrowInvalid:  # days that no month has
-        for row in np.flatnonzero(good):
-            found[row] = _moment(text[int(row)].as_py(), form)
-    return _checked(columns, name, found, form, bad)
+        moment = datetime.strptime(text.strip(), form)
+    except ValueError:
+        return math.nan
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _checked(

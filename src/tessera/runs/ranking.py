@@ -35,6 +35,8 @@ Doubles = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 MODEL: Final = "model"
+USERS: Final = 1_000
+"""That a command looks at unless more are asked for."""
 AT_ONCE: Final = 1 << 16
 """Examples that are scored at a time."""
 

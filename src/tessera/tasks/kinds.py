@@ -372,6 +372,7 @@ _INTERACTIONS: Final[Mapping[str, str]] = {
     "subject": "Its column of people; empty: every user is one.",
     "item": "Its column of items.",
     "time": "Its column of times; empty: the lines are in order.",
+    "time_format": "How times are written, as in strptime; empty: found by looking.",
     "label": "Its column of labels; empty: every line is a click.",
     "threshold": "Smallest label that is a click; 0: labels are 0 and 1.",
     "category": "Its column of categories; empty: none.",
