@@ -8,15 +8,23 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from tessera.crypto.secret import Secret
+from tessera.learning.bound_model import Candidates
 from tessera.rounds.root import with_negatives
 
 ROWS = 5_000
 OWN = np.arange(0, 400, 4, dtype=np.uint64)
 
 
+def no_weights(*_):
+    raise AssertionError("drawing asks for no weights")
+
+
 def drawn(secret: bytes, own=OWN, rows=ROWS, negatives=60, table="words"):
     real = {table: own, "other": np.arange(3, dtype=np.uint64)}
-    found = with_negatives(real, table, rows, negatives, Secret(secret))
+    among = Candidates(
+        root=table, target="word", rows=rows, negatives=negatives, log_weights=no_weights
+    )
+    found = with_negatives(real, among, Secret(secret))
     assert_array_equal(found["other"], real["other"])
     return np.setdiff1d(found[table], own), found[table]
 

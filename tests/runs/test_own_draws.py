@@ -255,6 +255,7 @@ NOBODYS: Final = {
     "simulation/simulator.py": "a test's order of messages",
     "rounds/cohorts.py": "cohorts: public by design",
     "rounds/epochs/course.py": "the order of invitations: public by design",
+    "rounds/forecast/epochs.py": "invitations of a forecast, by numbers of members",
     "rounds/forecast/secagg.py": "rows to count bytes with",
     "learning/models/classifiers.py": "first values of shared parameters",
     "learning/models/din.py": "first values of shared parameters",
