@@ -263,7 +263,7 @@ class PrivacyPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsPlan:
-    """Fixed groups, whose sums open over all members, and which wait until all have delivered.
+    """Fixed groups: a sum waits until all members have delivered.
 
     With level = "groups" of scheme "secure-submodel", or of whole models with "secure-fedavg" if
     `size` is given. A group is never regrouped: one that cannot go on is retired, and its members
@@ -271,17 +271,23 @@ class GroupsPlan:
     """
 
     size: int = 0
-    """Clients in a group; 0: 10 with level = "groups", and none with "secure-fedavg"."""
+    """Clients in a group; 0: 10, or no groups with "secure-fedavg"."""
     age_weight: float = 0.5
-    """A sum that opens k rounds after its base was fixed counts (1 + k)^-age_weight."""
+    """A sum that waited k rounds counts (1 + k)^-age_weight.
+
+    From the round in which its base was fixed to the one in which it opens.
+    """
     period: int = 0
-    """Updates of a group after which a new period begins, with a new union; 0: never.
+    """Updates before a new period begins, with a new union; 0: never.
 
     Rows and examples of a period are those up to its cut-off. What a new period adds shows who was
     active in between to whoever knows it.
     """
     retire_after: int = 3
-    """Sums out of bounds, or unions that do not decode, in a row after which a group is retired."""
+    """Failures in a row after which a group is retired.
+
+    Sums that honest members cannot have reached, or unions that do not decode.
+    """
     longest_wait: int = 100
     """Rounds that an epoch waits for its last member before its group is retired.
 
