@@ -52,6 +52,9 @@ UNIFORM: Final[Mapping[str, frozenset[str]]] = {
     "RevealedShares": frozenset({"self_masks", "mask_keys", "row_keys"}),
     "Delivered": frozenset({"link", "vector", "mask_key", "signature"}),
     "Delivery": frozenset({"vector"}),
+    "Fetch": frozenset({"visit"}),
+    "Assignment": frozenset({"visit"}),
+    "ComeBack": frozenset({"visit"}),
 }
 """By kind of record the fields that are keys, signatures, ciphertexts, shares or masked words.
 
@@ -119,6 +122,8 @@ def shape_of(value: Any) -> Any:
     """How much there is of something that looks uniform, and of whom."""
     if is_dataclass(value) and not isinstance(value, type):
         return tuple((f.name, shape_of(getattr(value, f.name))) for f in fields(value))
+    if isinstance(value, int):  # a number that is drawn for this message
+        return "a number"
     return _walked(value, shape_of, lambda leaf: ("bytes", len(leaf)))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -19,16 +18,13 @@ from exchange import (
     Script,
     SwappedEntropy,
     difference,
-    opened_sums,
     recorded,
     restarting,
 )
 from rounds.population import DENSE, derived, plan, specs, trainer
-from services import service_lab
-from services.tap import Tap
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.keys import identities
-from tessera.ids import SERVER, ClientId, Party
+from tessera.ids import ClientId, Party
 from tessera.learning.tables.submodel import ModelUpdate, Submodel
 from tessera.learning.tables.table import LazyTable
 from tessera.plan import Plan
@@ -37,7 +33,6 @@ from tessera.protocols.machine import Outbound
 from tessera.rounds.client import ClientRound
 from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.local_state import LocalState
-from tessera.services.link import Numbered
 from tessera.simulation.faults import Delay, Drop, Duplicate, Fault, Reorder, dropout_places
 from tessera.simulation.federation import Federation
 from tessera.simulation.subcohort import Participant, one_by_one
@@ -296,50 +291,3 @@ def test_a_member_that_cannot_train_sends_zeros_and_looks_like_the_others(break_
     whole = view_of(chosen, NOTHING_HAPPENS, None, rounds=2)
     assert one.count("opened") == whole.count("opened"), "the group goes on"
     assert one.count("sent") == whole.count("sent")
-
-
-# --- services -------------------------------------------------------------------------------------
-
-
-def lab_view(
-    chosen: Plan,
-    folder: Path,
-    swap: Pair | None,
-    kills: Mapping[tuple[Party, int], bool],
-    monkeypatch: pytest.MonkeyPatch,
-) -> CarrierView:
-    """The same of services over journals, some of which are killed at some of their steps."""
-    view = CarrierView()
-    whose = {c: c for c in map(ClientId, range(chosen.cohort))}
-    if swap is not None:
-        whose[swap[0]], whose[swap[1]] = swap[1], swap[0]
-
-    class ViewTap(Tap):
-        def saw(self, round_id: int, sender: str, receiver: str, message: Numbered) -> None:
-            super().saw(round_id, sender, receiver, message)
-            view.message(f"number {message.number}", sender, receiver, message.data)
-
-    with monkeypatch.context() as patched:
-        held = holdings(0)
-        patched.setattr(service_lab, "Tap", ViewTap)
-        patched.setattr(service_lab, "trainer", lambda c: trainer(whose[c]))
-        patched.setattr(service_lab, "holdings", lambda _: {c: held[whose[c]] for c in whose})
-        script = ScriptedEntropy(service_lab.SEED)
-        with opened_sums(view):
-            lab = service_lab.Lab(chosen, folder, entropy=lambda: SwappedEntropy(script, swap))
-            lab.kill_at = dict(kills)
-            lab.run(2)
-    view.happened("model", content=(lab.facts()["model"], lab.facts()["rounds"]))
-    lab.close()
-    return view
-
-
-def test_members_are_exchangeable_as_services_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chosen, pair = grouped(), unlike()
-    kills = {(party, at): True for party in (*pair, SERVER) for at in (3, 11)}
-    one = lab_view(chosen, tmp_path / "one", None, kills, monkeypatch)
-    other = lab_view(chosen, tmp_path / "other", pair, kills, monkeypatch)
-    assert one.count("opened") == 2 * 2 * 2  # two sums, two groups, two rounds
-    assert not difference(one, other)
