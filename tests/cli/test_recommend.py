@@ -211,6 +211,37 @@ def test_a_sequence_run_lists_what_may_come_next_beside_what_did(
         assert len(load(run.export(out=tmp_path / "model")).recommend(["3", "5"], k=4)) == 4
 
 
+def test_scores_of_two_runs_over_the_same_sequences_are_mixed(data, tmp_path, capsys):
+    runs = {}
+    for model, rounds, cohort in (("next", 2, 10), ("pairs", 1, films.USERS)):
+        options = {"model": model, "exact_pairs": model == "pairs", "width": 4, "negatives": 10}
+        named = TaskPlan(name="sequences-100k", options=options)
+        plan = Plan(
+            scheme="submodel",
+            cohort=cohort,
+            task=named,
+            simulation=SimulationPlan(rounds=rounds),
+        )
+        task = tasks.load("sequences-100k", data=data, **options)
+        runs[model] = simulate(task, plan, out=tmp_path / model, progress=False)
+    one, two = (runs[model].folder for model in ("next", "pairs"))
+
+    def ranked(run, *more):
+        assert cli.main(["rank", str(run), "--data", str(data), "--json", *more]) == 0
+        return json.loads(capsys.readouterr().out)["figures"]["model"]
+
+    alone, other = ranked(one), ranked(two)
+    assert ranked(one, "--with", str(two), "--weight", "0") == alone
+    assert ranked(one, "--with", str(two), "--weight", "1") == other
+    mixed = told(one, data, capsys, "--user", "6", "--with", str(two), "--top", "30")
+    lists = [told(run, data, capsys, "--user", "6", "--top", "30") for run in (one, two)]
+    assert mixed["recommended"] not in [found["recommended"] for found in lists]
+    assert (
+        cli.main(["rank", str(one), "--data", str(data), "--with", str(two), "--weight", "2"]) == 2
+    )
+    assert "weight = 2.0" in capsys.readouterr().err
+
+
 def test_a_run_of_sequences_ends_with_its_ranking(data, tmp_path, capsys):
     (tmp_path / "plan.toml").write_text(
         'scheme = "submodel"\ncohort = 10\n[task]\nname = "sequences-100k"\nwidth = 4\n'

@@ -31,6 +31,15 @@ AsCsv = Annotated[
         help="Write the figures as CSV; - is stdout, with nothing else on it.",
     ),
 ]
+Also = Annotated[
+    Path | None,
+    typer.Option(
+        "--with",
+        metavar="RUN",
+        help="A second run over the same sequences, whose scores are mixed in.",
+    ),
+]
+Weight = Annotated[float, typer.Option(help="What the scores of the second run count, 0 to 1.")]
 DataFolder = Annotated[
     Path | None, typer.Option(help="Folder of data sets (default: $TESSERA_DATA).")
 ]

@@ -10,7 +10,15 @@ from typing import Annotated
 
 import typer
 
-from tessera.cli.format import AsCsv, AsJson, DataFolder, figures_written, show_ranking
+from tessera.cli.format import (
+    Also,
+    AsCsv,
+    AsJson,
+    DataFolder,
+    Weight,
+    figures_written,
+    show_ranking,
+)
 from tessera.report.terminal import Page
 from tessera.rounds import charged
 from tessera.rounds.charged import NOT_CHARGED
@@ -24,6 +32,8 @@ def rank(
         int, typer.Option(min=1, help="Length of the ranked lists of recall and NDCG.")
     ] = 10,
     users: Annotated[int, typer.Option(min=0, help="Most users to look at; 0: all.")] = USERS,
+    also: Also = None,
+    weight: Weight = 0.5,
     data: DataFolder = None,
     csv: AsCsv = None,
     as_json: AsJson = False,
@@ -35,7 +45,9 @@ def rank(
         if shown:
             print(f"\rranking: {done:,} of {every:,} users", end="", file=sys.stderr, flush=True)
 
-    found = full_ranking(run, top=top, users=users, data=data, on_progress=progress)
+    found = full_ranking(
+        run, top=top, users=users, data=data, on_progress=progress, also=also, weight=weight
+    )
     if shown:
         print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
     plan = RunFolder.load(run).plan

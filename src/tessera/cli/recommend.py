@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from tessera.cli.format import AsJson, DataFolder
+from tessera.cli.format import Also, AsJson, DataFolder, Weight
 from tessera.report.numbers import plural, score
 from tessera.report.terminal import Page
 from tessera.rounds import charged
@@ -33,11 +33,15 @@ def recommend(
     client: Annotated[int | None, typer.Option(help="Or its number as a client, from 0.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of items.")] = 10,
     past: Annotated[int, typer.Option(min=0, help="Number of past items.")] = 10,
+    also: Also = None,
+    weight: Weight = 0.5,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Items that a user does not have yet, best first, beside those it has."""
-    found = recommendations(run, client, user=user, top=top, past=past, data=data)
+    found = recommendations(
+        run, client, user=user, top=top, past=past, data=data, also=also, weight=weight
+    )
     plan = RunFolder.load(run).plan
     if as_json:
         typer.echo(json.dumps(charged.marked(plan, asdict(found))))
@@ -90,6 +94,11 @@ def show(found: Recommendations, page: Page) -> None:
     if found.came_next is not None:
         name = found.came_next.title
         page.say(f"What came next, held out of training: {escape(name)}, in place {found.place:,}.")
+    if not rated and not found.score:
+        legend += (
+            " It was trained on what was shown, clicked or not; of what nobody was shown it knows "
+            "nothing. Tasks of sequences rank the whole catalogue."
+        )
     if held:
         legend += " Rated, where given here, is of the test part: the model has not seen it."
     page.say(legend, style="dim")

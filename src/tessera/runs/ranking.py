@@ -28,7 +28,7 @@ from tessera.learning.rankers import ranks as item_ranks
 from tessera.learning.scores import ItemScores
 from tessera.runs.export import named_task
 from tessera.runs.folder import RunFolder
-from tessera.runs.recommend import check_run, standing
+from tessera.runs.recommend import check_run, mixed, standing
 from tessera.tasks import Task
 
 Doubles = npt.NDArray[np.float64]
@@ -65,8 +65,13 @@ def full_ranking(
     data: Path | None = None,
     task: Task | None = None,
     on_progress: Progress | None = None,
+    also: Path | None = None,
+    weight: float = 0.5,
 ) -> FullRanking:
-    """Of a run's last checkpoint. `users` at most are looked at, spread evenly; 0: all."""
+    """Of a run's last checkpoint. `users` at most are looked at, spread evenly; 0: all.
+
+    Of sequences, the scores of another run, `also`, may be mixed in with a `weight`.
+    """
     if top < 1 or users < 0:
         raise ConfigError(f"top = {top}, users = {users}", hint="top is 1 or more, users 0 or more")
     log = RunFolder.load(folder)
@@ -78,11 +83,14 @@ def full_ranking(
             "table, so there is nothing to rank",
             hint="its metric is in the report",
         )
+    if also is not None and not isinstance(task.data, SequenceData):
+        raise ConfigError(f"{folder}: scores of sequences are mixed, and this has none")
     check_run(log, task)
     with standing(log, task) as stood:
         if isinstance(task.data, SequenceData):
             some = spread(task.data.test, users)
-            figures = _next_figures(task.data, stood.of_all_items, some, on_progress)
+            with mixed(stood, task.data, also, weight, data) as model:
+                figures = _next_figures(task.data, model.of_all_items, some, on_progress)
             targets, candidates = len(some), _candidates(task.data.sizes["item"], some)
         elif isinstance(task.metric, RankMetric):
             test = task.data.test

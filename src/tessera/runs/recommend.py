@@ -84,18 +84,25 @@ def recommendations(
     past: int = 10,
     data: Path | None = None,
     task: Task | None = None,
+    also: Path | None = None,
+    weight: float = 0.5,
 ) -> Recommendations:
     """Predictions of the run's last checkpoint for every item, the best `top` of those not known.
 
     A user is named by its id in the data, or by its number as a client. An item is known if it is
     in the client's training part: one of the test part may come up, and then its true rating stands
-    beside it.
+    beside it. Of sequences, the scores of another run, `also`, may be mixed in with a `weight`.
     """
     log = RunFolder.load(folder)
     task = task or named_task(log, data)
     given = task.data
     if isinstance(given, SequenceData):
-        return _following(log, task, given, _client(log, given, client, user), top, past)
+        number = _client(log, given, client, user)
+        check_run(log, task)
+        with standing(log, task) as stood, mixed(stood, given, also, weight, data) as model:
+            return _following(log, task, given, model, number, top, past)
+    if also is not None:
+        raise ConfigError(f"{folder}: scores of sequences are mixed, and this has none")
     if "item" not in given.sizes or "item" not in given.train.fields:
         raise ConfigError(
             f"{folder}: the examples of task {task.name!r} have no field 'item' to recommend",
@@ -149,10 +156,15 @@ def recommendations(
 
 
 def _following(
-    log: RunFolder, task: Task, data: SequenceData, client: int, top: int, past: int
+    log: RunFolder,
+    task: Task,
+    data: SequenceData,
+    model: RunModel,
+    client: int,
+    top: int,
+    past: int,
 ) -> Recommendations:
     """What comes next after a client's training part, beside what did."""
-    check_run(log, task)
     own, names, held = data.events.of(client), data.names_of("item"), data.test_of(client)
     last = np.full((1, max(1, len(own))), NONE, np.int64)
     last[0, : len(own)] = own[::-1]
@@ -160,8 +172,7 @@ def _following(
     one = Examples(
         {"user": np.array([client]), "item": own[:1], "history": last[:, :length], SEEN: last}
     )
-    with standing(log, task) as stood:
-        scores = stood.of_all_items(one)[0].astype(np.float64)
+    scores = model.of_all_items(one)[0].astype(np.float64)
     rows = names.filled[~np.isin(names.filled, own)]
     order = rows[np.argsort(-scores[rows], kind="stable")]
 
@@ -174,7 +185,7 @@ def _following(
         run=str(log.folder),
         task=task.title or task.name,
         scheme=log.plan.scheme.value,
-        rounds=stood.rounds,
+        rounds=model.rounds,
         client=client,
         ratings=len(own),
         mask=None,
@@ -218,6 +229,44 @@ def standing(log: RunFolder, task: Task) -> Iterator[RunModel]:
             lambda some: stood.evaluation.scores(stood.dense, tables, some),
             lambda some: stood.evaluation.of_all_items(stood.dense, tables)(some),
         )
+
+
+@contextmanager
+def mixed(
+    model: RunModel, data: SequenceData, also: Path | None, weight: float, folder: Path | None
+) -> Iterator[RunModel]:
+    """The model with the scores of another run's over the same sequences, if there is one.
+
+    Scores of a user are brought to mean 0 and deviation 1 over all items, and the other's count
+    with this weight.
+    """
+    if also is None:
+        yield model
+        return
+    if not 0.0 <= weight <= 1.0:
+        raise ConfigError(f"weight = {weight}", hint="0 (not at all) to 1 (alone)")
+    log = RunFolder.load(also)
+    task = named_task(log, folder)
+    if not isinstance(task.data, SequenceData) or not np.array_equal(
+        task.data.events.item, data.events.item
+    ):
+        raise ConfigError(
+            f"{also}: not about the same sequences", hint="mix runs on the same data and part"
+        )
+    check_run(log, task)
+    with standing(log, task) as other:
+
+        def scores(some: Examples) -> npt.NDArray[np.float64]:
+            own, others = _standard(model.of_all_items(some)), _standard(other.of_all_items(some))
+            return (1.0 - weight) * own + weight * others
+
+        yield replace(model, of_all_items=scores)
+
+
+def _standard(scores: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    whole = scores.astype(np.float64)
+    spread = whole.std(axis=1, keepdims=True)
+    return np.asarray((whole - whole.mean(axis=1, keepdims=True)) / np.maximum(spread, 1e-12))
 
 
 def _known(examples: Examples, scale: tuple[float, float] | None) -> dict[int, float]:
