@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+import numpy as np
 import pytest
 
 if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "h11")):
@@ -17,7 +21,9 @@ from services.processes import SCRIPT, Deployment
 from services.test_services import Killer
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.ids import SERVER
-from tessera.services.group_leader import epochs_in
+from tessera.protocols.epochs.chain import EpochKind
+from tessera.services.deployment import open_leader
+from tessera.services.group_leader import GroupLeaderService, epochs_in
 from tessera.services.keyring import Keyring
 from tessera.services.loopback import ReplayedGroups, simulation
 from tessera.services.membership import groups_of
@@ -55,14 +61,14 @@ def folder() -> Iterator[Path]:
         yield Path(made)
 
 
-def simulated(deployment: Deployment) -> str:
+def simulated(deployment: Deployment, rounds: int) -> str:
     """The digest of the simulator's model after the epochs of the deployment, in its order."""
     bundle = deployment.bundle
     keyring = Keyring.read(deployment.keys / "leader", SERVER, bundle.digest)
     groups = groups_of(keyring.draws(bundle.plan), bundle.plan)
     made = simulation(bundle, ScriptedEntropy(SCRIPT.encode()), groups=groups)
-    assert isinstance(made, ReplayedGroups) and deployment.rounds is not None
-    made.replay(epochs_in(deployment.state(SERVER)), deployment.rounds)
+    assert isinstance(made, ReplayedGroups)
+    made.replay(epochs_in(deployment.state(SERVER)), rounds)
     return made.model.digest.hex()
 
 
@@ -76,22 +82,68 @@ def test_groups_over_loopback_with_kills(folder: Path) -> None:
         deployment.wait(90.0)
         deployment.tap.check()
         assert killer.left == 0, f"{killer.left} kills did not happen: too few messages"
-        assert deployment.model() == simulated(deployment)
+        assert deployment.model() == simulated(deployment, 3)
     finally:
         deployment.close()
 
 
+class Weather(threading.Thread):
+    """A third of the clients is off at any time, by kill -9; so is the leader now and then."""
+
+    def __init__(self, deployment: Deployment, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.deployment, self.kills = deployment, Counter[str]()
+        self.over = threading.Event()
+        self._rng = np.random.default_rng(seed)
+
+    def run(self) -> None:
+        clients = self.deployment.cohort
+        while not self.over.wait(0.3):
+            running = self.deployment.running
+            if self._rng.random() < 0.1:
+                self.kills["leader"] += 1
+                self.deployment.restart(SERVER)
+                continue
+            off = [client for client in clients if client not in running]
+            if len(off) >= len(clients) // 3:
+                self.deployment.start(off[int(self._rng.integers(len(off)))])
+            there = [client for client in clients if client in running]
+            self.kills["client"] += 1
+            self.deployment.kill(there[int(self._rng.integers(len(there)))])
+
+
 @pytest.mark.campaign
-def test_twenty_processes_of_which_a_third_is_off_and_twenty_kills(folder: Path) -> None:
-    """Ten epochs of each group and more; whoever is off comes back after a second or two."""
-    deployment = Deployment(plan(cohort=20, size=4), folder, rounds=60)
+def test_twenty_processes_of_which_a_third_is_off_at_random(folder: Path) -> None:
+    """Ten epochs of each group of four, and more than twenty kills."""
+    deployment = Deployment(plan(cohort=20, size=4), folder, rounds=None)
+    weather = Weather(deployment, seed=12)
+    state, merged = deployment.state(SERVER), Counter[int]()
     try:
-        killer = Killer(deployment, 20, seed=12, every=40)
-        deployment.tap.on_message = killer
         deployment.start_all()
-        deployment.wait(600.0)
+        deployment.until(lambda status: status["phase"] != "loading")
+        weather.start()
+        end = time.monotonic() + 900.0
+        while min((merged[group] for group in range(5)), default=0) < 10:
+            assert time.monotonic() < end, f"{merged}\n{deployment.log(SERVER)[-3000:]}"
+            time.sleep(1.0)
+            merged = Counter(
+                each.part
+                for each in epochs_in(state)
+                if each.kind is EpochKind.UPDATE and each.closed is not None
+            )
+        weather.over.set()
+        weather.join()
         deployment.tap.check()
-        assert killer.left == 0
-        assert deployment.model() == simulated(deployment)
+        deployment.kill(SERVER)
+        entropy = ScriptedEntropy(SCRIPT.encode())
+        leader = open_leader(deployment.bundle, deployment.keys / "leader", state, entropy)
+        assert isinstance(leader, GroupLeaderService)
+        with leader.journal:
+            print(f"{weather.kills}, epochs {dict(merged)} in {leader.next_round} rounds")
+            assert weather.kills.total() >= 20 and not leader.retired
+            assert leader.model.digest.hex() == simulated(deployment, leader.next_round)
     finally:
+        weather.over.set()
+        if weather.is_alive():
+            weather.join()
         deployment.close()

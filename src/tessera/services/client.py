@@ -21,7 +21,6 @@ from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import PeriodStore
 from tessera.protocols.machine import Outbound, RoundOutcome
 from tessera.protocols.two_server.params import Servers
-from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.local_state import LocalState, Word
 from tessera.rounds.noise import noise_of
 from tessera.rounds.role_setup import ClientRoundSetup, StoredRole
@@ -84,7 +83,7 @@ class ClientService(DialingParty):
 
     def _make(self, round_id: RoundId, stored: StoredRole | None) -> RoundClient:
         setup = ClientRoundSetup(
-            plan=cohorts_of(self.plan).summed_by,
+            plan=self.plan,
             round_id=round_id,
             party=self.client,
             local=self.local,
