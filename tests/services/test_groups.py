@@ -66,6 +66,13 @@ def test_epochs_are_those_of_the_simulator_in_the_same_order(folder: Path) -> No
         assert run.leader.model.digest != run.first_model().digest
 
 
+def test_a_whole_model_has_no_union_and_the_same_epochs(folder: Path) -> None:
+    with lab(folder, scheme="secure-fedavg") as run:
+        run.run(3, away=0.3)
+        assert {each.kind.value for each in run.order()} == {"update"}
+        assert run.leader.model.digest.hex() == run.replayed()
+
+
 def test_a_new_period_has_a_union_of_its_own(folder: Path) -> None:
     with lab(folder, clients=SIZE, groups={"period": 2}) as run:
         run.run(4)
