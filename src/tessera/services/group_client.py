@@ -122,7 +122,8 @@ class GroupClientService:
     def leaves_in(self) -> float:
         """Seconds until what is stored may be sent."""
         stored = self.journal.fact(self.name, LEAVES_AT)
-        return 0.0 if stored is None else max(0.0, float(stored) - time.time())
+        left = 0.0 if stored is None else float(stored) - time.time()
+        return min(max(0.0, left), self.plan.groups.delay)  # whatever the clock was set to
 
     @property
     def _epoch(self) -> tuple[int, EpochHeader | None] | None:
