@@ -26,18 +26,24 @@ from tessera.crypto.secret import Secret
 from tessera.data.examples import ClientData, Examples
 from tessera.data.ratings import RatingData
 from tessera.errors import WireError
-from tessera.ids import ClientId, Party, RoundId
+from tessera.ids import SERVER, ClientId, Party, RoundId, StageId
 from tessera.learning.tables import own_rows
+from tessera.protocols.epochs.chain import EpochKind
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg import server
 from tessera.protocols.secagg.phases import StageSum
+from tessera.rounds.epochs.client import EpochClient
+from tessera.rounds.epochs.group import GroupEpochs
+from tessera.rounds.epochs.vectors import UpdateLayout
 from tessera.rounds.role_setup import ClientRoundSetup, StoredRole
 from tessera.rounds.roles import client_role
 from tessera.rounds.root import lasting_secret
+from tessera.simulation.epochs import CarriedGroup, Carrier
 from tessera.simulation.faults import Fault
 from tessera.simulation.federation import Federation
 from tessera.simulation.simulator import Outcome, Simulator
 from tessera.tasks import Task
+from tessera.wire.index_set import client_array
 
 # --- the view -------------------------------------------------------------------------------------
 
@@ -230,7 +236,44 @@ def recorded() -> Iterator[CarrierView]:
         stack.enter_context(opened_sums(view))
         stack.enter_context(mock.patch.object(Simulator, "_record", recording))
         stack.enter_context(mock.patch.object(Simulator, "run", running))
+        stack.enter_context(carried_epochs(view))
         yield view
+
+
+@contextmanager
+def carried_epochs(view: CarrierView) -> Iterator[None]:
+    """What groups that wait send, and every sum of theirs that opens."""
+    take, record, retire = GroupEpochs.take, Carrier.record, GroupEpochs.retire
+
+    def taking(self: GroupEpochs, *given: Any) -> Any:
+        total, members = self.vectors.total, client_array(self.group.members)
+        assert total is not None and self.at.open is not None
+        if self.at.open.header.kind is EpochKind.UNION:
+            union = StageSum(stage=StageId(0), survivors=members, dense=total, tables={})
+            view.happened("opened", content=seen(union))
+        return take(self, *given)
+
+    summed = UpdateLayout.summed
+
+    def summing(self: UpdateLayout, *given: Any) -> StageSum:
+        total = summed(self, *given)
+        view.happened("opened", content=seen(total))
+        return total
+
+    def recording(self: Carrier, client: ClientId, to: Party, message: Outbound) -> None:
+        view.message("sent", client if to == SERVER else SERVER, to, message.data)
+        record(self, client, to, message)
+
+    def retiring(self: GroupEpochs, reason: str) -> None:
+        view.happened("retired", *self.group.members, content=reason)
+        retire(self, reason)
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(GroupEpochs, "take", taking))
+        stack.enter_context(mock.patch.object(GroupEpochs, "retire", retiring))
+        stack.enter_context(mock.patch.object(UpdateLayout, "summed", summing))
+        stack.enter_context(mock.patch.object(Carrier, "record", recording))
+        yield
 
 
 @contextmanager
@@ -379,7 +422,21 @@ def restarting(restarts: Restarts) -> Iterator[None]:
 
         return _Restarted(role, steps, wake)
 
-    with mock.patch.object(Federation, "_client", client):
+    exchange = CarriedGroup.exchange
+
+    def exchanging(
+        self: CarriedGroup, who: ClientId, out: Any, carrier: Carrier, *more: Any
+    ) -> None:
+        exchange(self, who, out, carrier, *more)
+        if (int(carrier.now), who) in restarts:
+            role = self.clients[who]
+            stored = role.snapshot(), dict(role.messages)
+            self.clients[who] = EpochClient.wake(*stored, role.setup)
+
+    with (
+        mock.patch.object(Federation, "_client", client),
+        mock.patch.object(CarriedGroup, "exchange", exchanging),
+    ):
         yield
 
 

@@ -39,6 +39,7 @@ from tessera.rounds.client import NotStarted, RowsAsked
 from tessera.rounds.two_server.client import NotJoined
 from tessera.rounds.two_server.helper import AwaitingUnion
 from tessera.rounds.two_server.leader import NotBegun
+from tessera.simulation.epochs_at_rest import FederationAtRest
 from tessera.simulation.faults import Drop, Fault, Lie
 from tessera.simulation.simulator import Simulator
 from tessera.simulation.views import Views
@@ -235,7 +236,8 @@ def before_rounds() -> list[bytes]:
     """States of rounds that name no message, and what a client has asked for."""
     asked = {TableId(0): np.array([3, 8], dtype=np.uint64)}
     root = RootedEntropy(Secret(bytes(32)))
-    states = (NotStarted(), NotJoined(), NotBegun(root=root), AwaitingUnion(root=root))
+    rest = FederationAtRest(next_round=3, counted=(ClientId(4),), groups={}, pending={})
+    states = (rest, NotStarted(), NotJoined(), NotBegun(root=root), AwaitingUnion(root=root))
     return [wire.encode(each) for each in (*states, RowsAsked(requested=asked, trained=asked))]
 
 

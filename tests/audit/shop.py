@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,26 +16,21 @@ from tessera.audit.record import decoded, replays
 from tessera.audit.values import ValueAttacks
 from tessera.cli.demo import MAX_ROWS, SHOP
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.errors import RoundAborted
-from tessera.ids import SERVER, ClientId, RoundId
-from tessera.learning.tables.submodel import ModelUpdate, Submodel
+from tessera.ids import SERVER, RoundId
 from tessera.plan import GroupsPlan, Plan, Scheme, SimulationPlan, TaskPlan, UnionPlan
+from tessera.rounds.epochs.group import GroupEpochs
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.words import RoundResult
 from tessera.runs import training as engine
 from tessera.runs.held import rows_of_clients
 from tessera.runs.training import Training, complete
-from tessera.simulation.faults import Drop
-from tessera.simulation.federation import Federation
-from tessera.simulation.subcohort import RoundTrainer, Subcohort
+from tessera.simulation.epochs import EpochFederation
 from tessera.simulation.views import RoundViews
 from tessera.tasks import Task
 
 GROUP = 10
 ONE_SIDED = 0.998
 """Level of the intervals: the lower end is above the truth once in a thousand tests."""
-Victim = Callable[[int, tuple[ClientId, ...]], ClientId | None]
-"""(round, a group's members) -> who is not sent the model in it, so that it fails."""
 
 
 def shop(users: int, **options: object) -> Task:
@@ -83,44 +78,26 @@ def recorded(task: Task, plan: Plan, rounds: int, *, in_a_row: int = 0) -> Value
     return attacks
 
 
-def summed(
-    patch: pytest.MonkeyPatch,
-    task: Task,
-    plan: Plan,
-    rounds: int,
-    victim: Victim = lambda round_id, members: None,
-) -> ValueAttacks:
+def summed(patch: pytest.MonkeyPatch, task: Task, plan: Plan, rounds: int) -> ValueAttacks:
     """The same with ideal sums, which open the same values."""
-    attacks, original = knowing(task, plan), Federation._ideal
+    attacks, original = knowing(task, plan), GroupEpochs.take
     root = next(t for t in plan.roots)
     bias, step = bias_of(plan, root), plan.quantizer.clip / plan.quantizer.top
 
-    def watched(self: Federation, part: Subcohort, train: RoundTrainer) -> RoundResult:
-        number, members = int(part.server.round_id), tuple(sorted(part.clients))
-        withheld, sent = victim(number, members), list[ClientId]()
-
-        def some(submodels: Mapping[ClientId, Submodel]) -> Mapping[ClientId, ModelUpdate | None]:
-            there = {c: s for c, s in submodels.items() if c != withheld}
-            sent.extend(there)
-            return {**dict.fromkeys(submodels), **train(there)}
-
-        if withheld is not None:
-            part = replace(part, faults=[Drop(withheld, "collect", stage=1)])
-        try:
-            result = original(self, part, some)
-        except RoundAborted:
-            attacks.failed(members, sent)
-            raise
-        biases = None if bias is None else result.tables[bias.name]
-        moves = result.tables[root.name]
-        attacks.add(OpenedFactors.of_means(number, members, moves, biases, step=step))
+    def watched(self: GroupEpochs, *given: Any) -> RoundResult | None:
+        assert self.at.open is not None
+        number, result = int(self.at.open.round_id), original(self, *given)
+        if result is not None:
+            biases = None if bias is None else result.tables[bias.name]
+            moves, members = result.tables[root.name], tuple(sorted(self.group.members))
+            attacks.add(OpenedFactors.of_means(number, members, moves, biases, step=step))
         return result
 
-    patch.setattr(Federation, "_ideal", watched)
+    patch.setattr(GroupEpochs, "take", watched)
     with Training(task, plan, entropy=ScriptedEntropy(b"shop")) as run:
         for _ in run.run(rounds):
             pass
-    patch.setattr(Federation, "_ideal", original)
+    patch.setattr(GroupEpochs, "take", original)
     return attacks
 
 
@@ -136,7 +113,5 @@ def draw_in_public(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
     patch.setattr(engine, "lasting_secret", lambda entropy, name, c: public_secret(plan, int(c)))
     patch.setattr(
-        engine,
-        "simulated_coins",
-        lambda entropy, its, round_id, c: public_secret(plan, int(round_id), int(c)),
+        EpochFederation, "coins", lambda _, round_id, c: public_secret(plan, int(round_id), int(c))
     )

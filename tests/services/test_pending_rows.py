@@ -25,9 +25,10 @@ from tessera.learning.training.local import Sequential
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.machine import RoundOutcome, RoundOver
 from tessera.rounds.client import AwaitingModel, TrainedModel
-from tessera.rounds.events import RoundAbort, RoundFinished
+from tessera.rounds.events import RoundFinished
 from tessera.rounds.local_state import LocalState, Word
 from tessera.rounds.messages import Download
+from tessera.runs import training as runs_training
 from tessera.runs.client_training import Trainer
 from tessera.runs.training import Training, complete
 from tessera.services.client import ClientService, TrainingResult
@@ -35,6 +36,7 @@ from tessera.services.journal import Journal
 from tessera.services.journal_stores import JournalRows, own_secret, save_local
 from tessera.services.link import LinkStanding, Numbered, name_of
 from tessera.simulation.faults import Drop
+from tessera.simulation.federation import Federation
 
 COHORT_WIDE = 'level = "cpp5"'
 DONE = RoundOver.of(RoundId(0), RoundOutcome.DONE)
@@ -60,21 +62,28 @@ def rows(run: Training) -> np.ndarray:
 
 
 @pytest.mark.parametrize("crypto", ["every", "none"])
-def test_local_rows_move_in_rounds_that_count_and_in_no_other(crypto: str) -> None:
-    grouped = {**IN_THREES, "simulation": {"crypto": crypto}}
-    run = training("secure-submodel", **grouped)
+def test_local_rows_move_in_epochs_that_open_and_in_no_other(crypto: str) -> None:
+    run = training("secure-submodel", **IN_THREES, simulation={"crypto": crypto})
+    late, away = ClientId(0), [False]
     run.federation._faults = lambda round_id, cohort: (
-        [Drop(c, "collect", stage=1) for c in cohort] if round_id == 0 else []
+        [Drop(late, "collect")] if away[0] and late in cohort else []
     )
-    first = rows(run)
-    events = list(run.federation.round())
-    assert isinstance(events[-1], RoundAbort)
-    assert (rows(run) == first).all(), "a failed round has moved what clients keep"
-    assert all(run.clients[c].local.unsettled is None for c in run.clients)
+    list(run.federation.round())
+    group = run.federation.epochs.group_of(late)
+    others, before = [int(c) for c in group.group.members if c != late], rows(run)
+    away[0] = True
+    for _ in range(20):
+        if not group.begun:
+            before = rows(run)
+            list(run.federation.round())
+    assert group.begun
+    assert (rows(run)[others] == before[others]).all(), "an epoch that waits has moved its rows"
+    assert all(run.clients[ClientId(c)].local.unsettled is not None for c in others)
+    away[0] = False
     *_, ended = run.federation.round()
-    assert isinstance(ended, RoundFinished)
-    moved = {int(u) for u in np.flatnonzero((rows(run) != first).any(axis=1))}
-    assert moved and moved <= {int(c) for c in run.federation.survivors}
+    assert isinstance(ended, RoundFinished) and late in run.federation.survivors
+    assert (rows(run)[others] != before[others]).any(axis=1).all()
+    assert all(run.clients[ClientId(c)].local.unsettled is None for c in others)
 
 
 def test_first_rows_follow_from_the_clients_secret_and_not_from_the_seed() -> None:
@@ -95,14 +104,17 @@ def test_first_rows_follow_from_the_clients_secret_and_not_from_the_seed() -> No
 def test_who_raises_sends_zeros_and_nobody_else_is_affected(monkeypatch) -> None:
     trains = Sequential._train
 
+    victim = -1
+
     def raising(self, job, round_id):
+        nonlocal victim
+        victim = job.client if victim < 0 else victim
         if job.client == victim:
             raise ValueError("of the data")
         return trains(self, job, round_id)
 
     monkeypatch.setattr(Sequential, "_train", raising)
     run = training("secure-submodel", **IN_THREES)
-    victim = int(run.federation.cohorts.sample(RoundId(0))[0])
     before = rows(run)
     *_, ended = run.federation.round()
     assert isinstance(ended, RoundFinished) and ended.groups_aborted == 0
@@ -288,6 +300,7 @@ def test_a_deployed_client_that_raises_ends_its_round_as_in_the_simulator(
         task = tasks.load(plan.task.name, **plan.task.options)
         deployed = lab.leader.model.digest
     entropy = ScriptedEntropy(SCRIPT)
+    monkeypatch.setattr(runs_training, "federation_for", lambda plan: Federation)
     run = Training(task, plan, entropy=entropy, trainer=Trainer.SEQUENTIAL)
     assert len([e for e in run.run(rounds) if isinstance(e, RoundFinished)]) == rounds
     assert run.federation.model.digest == deployed

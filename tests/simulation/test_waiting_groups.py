@@ -16,6 +16,7 @@ from tessera.crypto.keys import identities
 from tessera.errors import MisuseError
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.tables.table import LazyTable
+from tessera.plan import SimulationPlan
 from tessera.protocols.epochs.chain import EpochKind
 from tessera.rounds.epochs.client import EpochClient, EpochClientSetup
 from tessera.rounds.epochs.group import MemoryVectors
@@ -31,7 +32,16 @@ def grouped(cohort: int = 8, **more):
     return plan(cohort=cohort, groups={"size": SIZE, **more.pop("groups", {})}, **more)
 
 
-def waiting(clients: int = 8, *, cohort: int = 8, absent=None, trained=None, **more):
+def waiting(
+    clients: int = 8,
+    *,
+    cohort: int = 8,
+    absent=None,
+    trained=None,
+    crypto="none",
+    views=None,
+    **more,
+):
     """`absent`: {round: clients}. `trained` counts every client's trainings."""
     participants = members(clients)
 
@@ -49,7 +59,7 @@ def waiting(clients: int = 8, *, cohort: int = 8, absent=None, trained=None, **m
         return [Drop(c, "collect") for c in there if c in (absent or {}).get(int(round_id), ())]
 
     return EpochFederation(
-        grouped(cohort, **more),
+        grouped(cohort, simulation=SimulationPlan(crypto=crypto, crypto_every=2), **more),
         participants,
         trainer=one_by_one({client: counting(client) for client in participants}),
         dense=np.zeros(DENSE, dtype=np.float32),
@@ -57,7 +67,13 @@ def waiting(clients: int = 8, *, cohort: int = 8, absent=None, trained=None, **m
         derived=derived(),
         entropy=ScriptedEntropy(b"population"),
         faults=faults,
+        views=views,
     )
+
+
+def groups_of(fed):
+    """All of them, met or not."""
+    return [fed.epochs.group(at) for at in range(len(fed.epochs.members))]
 
 
 def ended(fed):
@@ -73,7 +89,7 @@ def test_with_nobody_missing_a_round_is_that_of_groups_that_meet():
     """The same sums but for the coins of rounding: both merge the same two groups of four."""
     fed, together = waiting(), federation(grouped(), clients=8)
     end, other = ended(fed), list(together.round())[-1]
-    assert (end.survivors, end.groups_opened, end.delivered, end.age) == (8, 2, 8, 0.0)
+    assert (end.survivors, end.groups_opened, end.delivered, end.waited) == (8, 2, 8, (0, 0))
     assert end.weight == other.weight and end.rows_opened == other.rows_opened
     for mine, theirs in zip(model_of(fed), model_of(together), strict=True):
         assert np.abs(theirs).max() > 0.01
@@ -94,7 +110,7 @@ def test_a_group_waits_for_its_last_member_and_loses_nothing():
     second = ended(fed)  # the other group goes on; of this one only the late member is invited
     assert second.cohort == 5 and second.survivors == SIZE and group.at.open is base
     third = ended(fed)
-    assert third.survivors == 8 and third.age == pytest.approx(1.0)  # of 2 rounds and of none
+    assert third.survivors == 8 and sorted(third.waited) == [0, 2]
     assert trained[late] == 2 and all(trained[c] == 2 for c in group.group.members)
     assert not np.array_equal(before[0], fed.dense)
 
@@ -124,7 +140,7 @@ def test_every_member_trains_once_in_every_opened_epoch(seed, share):
     assert all(end.cohort <= 8 and end.delivered <= end.cohort for end in ends)
     assert sum(end.delivered for end in ends) == sum(trained.values())
     opened = 0
-    for group in fed.epochs.groups:
+    for group in groups_of(fed):
         opened += group.at.updates
         for member in group.group.members:
             late = member in group.due or not group.begun
@@ -162,7 +178,7 @@ def test_a_group_with_three_sums_out_of_bounds_is_retired_and_the_others_go_on(m
 
 def test_a_new_period_begins_with_a_union_after_its_updates():
     fed = waiting(4, cohort=4, groups={"period": 2})
-    (group,) = fed.epochs.groups
+    (group,) = groups_of(fed)
     kinds = []
     for _ in range(5):
         kinds.append((group.at.period, group.next_kind, group.at.updates))
@@ -174,7 +190,7 @@ def test_a_new_period_begins_with_a_union_after_its_updates():
 
 def test_a_union_that_does_not_decode_is_asked_for_again_under_another_salt(monkeypatch):
     fed = waiting(4, cohort=4)
-    (group,) = fed.epochs.groups
+    (group,) = groups_of(fed)
     decode = type(group.plan.union_encoding(RoundId(1))).decode
     failing = iter([True, True, False])
 
@@ -192,7 +208,7 @@ def test_a_union_that_does_not_decode_is_asked_for_again_under_another_salt(monk
 def test_sums_under_masks_are_those_in_memory():
     """The same epochs by the roles of a client and a server: header for header, word for word."""
     fed = waiting(4, cohort=4)
-    (memory,) = fed.epochs.groups
+    (memory,) = groups_of(fed)
     entropy = ScriptedEntropy(b"population")
     signers = identities(memory.group.members, entropy, fed.plan.federation)
     server = EpochServer(EpochServerSetup(plan=fed.plan, group=memory.group))
@@ -216,13 +232,12 @@ def test_sums_under_masks_are_those_in_memory():
             (answer,) = server.receive(client, role.fetch(visit)[0].data)
             out, one = role.receive(SERVER, answer.data), fed._visit(client, RoundId(0))
             if mine.header.kind is EpochKind.UNION:
-                words = one.union_words()
+                one.offer_rows()
             else:
                 assert role.due == mine.header
                 assert role.coins == fed.coins(RoundId(0), client)
                 out = role.supply(trainer(client)(role.pending))
-                words = one.update_words(trainer(client)(one.fetch()))
-            memory.vectors.add(client, words)
+                one.deliver(trainer(client)(one.fetch()))
             assert not server.full
             server.receive(client, out[0].data)
         noise = entropy.secret("noise of a server")
@@ -233,3 +248,85 @@ def test_sums_under_masks_are_those_in_memory():
         assert here.weight == there.weight > 0
         for name, part in here.tables.items():
             np.testing.assert_array_equal(part.mean, there.tables[name].mean)
+
+
+def scattered(seed: int, rounds: int = 12, clients: int = 14):
+    rng = np.random.default_rng(seed)
+    return {r: [ClientId(c) for c in range(clients) if rng.random() < 0.3] for r in range(rounds)}
+
+
+@pytest.mark.parametrize("crypto", ["every", "sampled"])
+def test_a_round_with_real_messages_gives_the_same_model_to_the_bit(crypto):
+    """One group of two is carried when sampled; whose messages are real changes nothing."""
+    ideal, real = (
+        waiting(14, absent=scattered(3), crypto=each, groups={"period": 2})
+        for each in ("none", crypto)
+    )
+    for _ in range(12):
+        one, other = ended(ideal), ended(real)
+        assert (one.survivors, one.waited, one.rows_opened) == (
+            other.survivors,
+            other.waited,
+            other.rows_opened,
+        )
+    assert ideal.epochs.groups[0].at.number > 4
+    for mine, theirs in zip(model_of(ideal), model_of(real), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert one.bytes_up == {} and not one.measured
+
+
+def test_bytes_are_those_of_one_fetch_and_one_delivery():
+    fed = waiting(4, cohort=4, crypto="every")
+    first, second = ended(fed), ended(fed)
+    assert first.bytes_up.keys() == {"keys", "union", "rows down", "update"}
+    assert (
+        second.bytes_up.keys() == second.bytes_down.keys() | {"update"} == {"rows down", "update"}
+    )
+    assert second.bytes_down["rows down"] < first.bytes_down["rows down"]  # the union came once
+    assert (
+        second.measured
+        and second.secure
+        and second.server_seconds.keys()
+        == {
+            "rows down",
+            "update",
+        }
+    )
+
+
+@pytest.mark.parametrize("crypto", ["none", "every"])
+@pytest.mark.parametrize("stop", [1, 4, 7])
+def test_a_run_goes_on_from_what_it_stored(crypto, stop):
+    """Vectors that wait are in the checkpoint, and so is what was charged and frozen."""
+    absent = scattered(5)
+    whole = waiting(14, absent=absent, crypto=crypto, groups={"period": 2})
+    ends = [ended(whole) for _ in range(10)]
+    first = waiting(14, absent=absent, crypto=crypto, groups={"period": 2})
+    for _ in range(stop):
+        ended(first)
+    stored = first.at_rest()
+    second = waiting(14, absent=absent, crypto=crypto, groups={"period": 2})
+    second.model.restore(first.model.dense_parts)
+    for name, table in second.tables.items():
+        ids = first.tables[name].touched_ids
+        table.put(ids, first.tables[name].values(ids), np.ones(len(ids), np.int64))
+    second.go_on_at(stop, stored)
+    assert second.at_rest() == stored
+    for at in range(stop, 10):
+        assert ended(second).waited == ends[at].waited
+    for mine, theirs in zip(model_of(whole), model_of(second), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    for client, participant in whole.participants.items():
+        spent = second.participants[client].local.ledger
+        assert spent.guarantee() == participant.local.ledger.guarantee()
+        assert len(spent.entries) == len(participant.local.ledger.entries)
+
+
+def test_a_group_that_waits_too_long_is_retired():
+    late = ClientId(0)
+    absent = {r: [late] for r in range(1, 20)}
+    fed = waiting(absent=absent, groups={"longest_wait": 3})
+    ends = [ended(fed) for _ in range(9)]
+    assert [end.groups_retired for end in ends] == [0] * 4 + [1] * 5
+    group = fed.epochs.group_of(late)
+    assert "has not come" in group.at.retired and all(end.groups_opened == 1 for end in ends[1:])

@@ -49,6 +49,7 @@ from tessera.runs.folder import (
 )
 from tessera.runs.truth import write_box_key, write_truth
 from tessera.simulation import population
+from tessera.simulation.epochs import federation_for
 from tessera.simulation.faults import random_dropouts
 from tessera.simulation.federation import Federation
 from tessera.simulation.views import StreamedViews, Views
@@ -334,7 +335,7 @@ def run_synthetic(
     members = population.participants(plan, 2 * plan.cohort if clients is None else clients, held)
 
     def federation(views: Views | None = None) -> Federation:
-        return Federation(
+        return federation_for(plan)(
             plan,
             members,
             dense=population.dense(plan),

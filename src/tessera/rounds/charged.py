@@ -36,7 +36,7 @@ NAMES: Final = {
         *("rounds_measured", "rounds_secure", "page", "differing", "together", "task", "run"),
         # Of who answered, and when. Training that fails through data sends zeros like any other.
         *("phase", "visit", "time", "reason", "why_given_up", "rounds_given_up", "ended"),
-        *("groups_aborted", "groups_opened", "groups_retired", "age"),
+        *("groups_aborted", "groups_opened", "groups_retired", "waited"),
         *("seeds", "folders", "predictor"),
         # Rows of the marks and of the popularity have noise (`learning/popularity.py`).
         "selection",

@@ -44,8 +44,8 @@ class RoundFinished:
     was written and why. `rows_out_of_bounds` were opened and not merged
     (`rounds/clipped_vector.py`); `groups_aborted` are fixed groups that lacked a member and opened
     nothing. Of groups that wait, `delivered` counts the clients that delivered in this round,
-    `groups_opened` the groups that became full and were merged, `survivors` their members, `age`
-    the rounds from base to merge on average, and `groups_retired` those that have ended for good.
+    `groups_opened` the groups that became full and were merged, `survivors` their members, `waited`
+    the rounds from base to merge of each, and `groups_retired` those that have ended for good.
 
     Some are known to a simulation only, and to no server. `not_finite` counts clients whose
     training failed and that sent zeros; with two servers `broken` counts them by reason. `clipped`
@@ -94,7 +94,7 @@ class RoundFinished:
     groups_opened: int = 0
     groups_retired: int = 0
     delivered: int = 0
-    age: float = 0.0
+    waited: tuple[int, ...] = ()
     noise_epsilon: float | None = None
     noise_scope: str = ""
     groups_not_finite: int = 0
@@ -131,6 +131,8 @@ def as_json(event: Event) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
     if not isinstance(value, float) or isfinite(value):
         return value
     return "inf" if value == float("inf") else None

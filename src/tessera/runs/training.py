@@ -46,7 +46,7 @@ from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.events import Event, TrainingEnded
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.noise import noise_of
-from tessera.rounds.root import lasting_secret, simulated_coins
+from tessera.rounds.root import lasting_secret
 from tessera.runs.client_training import (
     ChosenLearner,
     ClientTraining,
@@ -58,9 +58,9 @@ from tessera.runs.evaluation import EarlyStopping, Evaluation
 from tessera.runs.folder import check_round, owners_folder, run_root
 from tessera.runs.noisy import with_subjects
 from tessera.runs.setup import Ledgers, SetupProgress, select_rows, set_up
+from tessera.simulation.epochs import federation_for
 from tessera.simulation.faults import random_dropouts
-from tessera.simulation.federation import Federation
-from tessera.simulation.subcohort import Participant, TrainingOutcome
+from tessera.simulation.subcohort import Participant, SimulatedRows, TrainingOutcome
 from tessera.simulation.views import Views
 from tessera.tasks import Task
 
@@ -149,24 +149,6 @@ class Clients(Mapping[ClientId, Participant]):
         return len(self.eligible)
 
 
-class SimulatedRows:
-    """One client's rows of local tables, which all clients of a simulation share by row."""
-
-    def __init__(self, tables: Mapping[str, StoredTable]) -> None:
-        self._tables = tables
-        self._offered: dict[str, TablePart] = {}
-        self.pending: RoundId | None = None
-
-    def offer(self, round_id: RoundId, rows: Mapping[str, TablePart]) -> None:
-        self.pending, self._offered = round_id, dict(rows)
-
-    def settle(self, *, counted: bool) -> None:
-        if counted:
-            for name, part in self._offered.items():
-                self._tables[name].put(part.ids, part.values, np.ones(len(part.ids), np.int64))
-        self.pending, self._offered = None, {}
-
-
 class Training:
     """A federated run: `with Training(...) as run: for event in run.run(50): ...`."""
 
@@ -224,7 +206,7 @@ class Training:
         dense = self.bound.pack(self.module)
         self.trainer, self._to_come = trainer, rounds or plan.simulation.rounds
         dropout = plan.simulation.dropout
-        self.federation = Federation(
+        self.federation = federation_for(plan)(
             plan,
             self.clients,
             dense=dense,
@@ -355,7 +337,7 @@ class Training:
         noise, cohorts = noise_of(self.plan), self.federation.cohorts
 
         def short(round_id: RoundId) -> bool:
-            ledgers = (self.clients[c].local.ledger for c in cohorts.sample(round_id))
+            ledgers = (self.clients[c].local.ledger for c in self.federation.possible(round_id))
             return any(not noise.affords(ledger, round_id) for ledger in ledgers)
 
         return noise.refusal(lambda: cohorts.rule.spent(round_id, noise.lasts, short))
@@ -370,7 +352,7 @@ class Training:
         }
         if round_id is None:
             return Job(int(client), submodel, examples, own, coins=Secret(bytes(32)))
-        coins = simulated_coins(self.entropy, self.plan, round_id, client)
+        coins = self.federation.coins(round_id, client)
         return self._client_training.job(int(client), submodel, examples, own, coins)
 
     def _whole(self, client: ClientId) -> Submodel:
@@ -470,7 +452,7 @@ class Training:
         if store.round_id is not None:
             model.restore(store.dense())
             check_round(folder, int(store.round_id))
-            self.federation.go_on_at(int(store.round_id) + 1)
+            self.federation.go_on_at(int(store.round_id) + 1, store.engine())
         return store
 
     def save(self) -> None:
@@ -480,7 +462,8 @@ class Training:
         last = RoundId(self.rounds_done - 1)
         if self._store.round_id is None or last > self._store.round_id:
             self._put_residuals()
-            self._store.commit(last, self.federation.model.dense_parts)
+            model, at_rest = self.federation.model, self.federation.at_rest()
+            self._store.commit(last, model.dense_parts, at_rest)
 
     def _put_residuals(self) -> None:
         """What clients have not sent yet goes into the checkpoint, where it has changed."""

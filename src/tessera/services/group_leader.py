@@ -309,8 +309,18 @@ class GroupLeaderService:
             self.journal.after_commit(self.journal.fold)
 
     def _course(self, roles: Sequence[EpochServer]) -> EpochCourse:
-        groups = [role.epochs for role in roles]
-        return EpochCourse(self.plan, groups, self.model, self._entropy, commit=self._commit_model)
+        """Of the groups that are to be merged."""
+        met = {role.setup.group.number: role.epochs for role in roles}
+        course = EpochCourse(
+            self.plan,
+            (),
+            lambda at, _: met[at],
+            self.model,
+            self._entropy,
+            commit=self._commit_model,
+        )
+        course.groups.update(met)
+        return course
 
     def _commit_model(self, round_id: RoundId, model: ServerModel) -> None:
         self._store.commit(round_id, model.dense_parts)

@@ -22,7 +22,7 @@ from tessera.errors import MisuseError
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.protocols.epochs.chain import EpochKind
 from tessera.protocols.epochs.group import FixedGroup
-from tessera.rounds.epochs.group import GroupEpochs, MemoryVectors
+from tessera.rounds.epochs.group import GroupEpochs
 from tessera.services.bundle import Bundle
 from tessera.services.group_leader import EpochPlace, epochs_in
 from tessera.services.keyring import Keyring
@@ -175,8 +175,11 @@ class ReplayedGroups(EpochFederation):
     def _formed(self) -> Sequence[tuple[ClientId, ...]]:
         return [group.members for group in self.drawn]
 
-    def _group(self, number: int, members: Sequence[ClientId]) -> GroupEpochs:
-        return GroupEpochs(self.plan, self.drawn[number], MemoryVectors(frozenset(members)))
+    def _fixed_group(self, number: int, members: Sequence[ClientId]) -> FixedGroup:
+        return self.drawn[number]
+
+    def _is_carried(self, number: int) -> bool:
+        return False
 
     def replay(self, order: Iterable[EpochPlace], rounds: int) -> None:
         """So many rounds, with every epoch opened and merged in the round that it was in `order`.
@@ -186,11 +189,13 @@ class ReplayedGroups(EpochFederation):
         waiting = {at: [each for each in order if each.part == at] for at in range(len(self.drawn))}
         for number in range(rounds):
             for at, places in waiting.items():
-                self._replay_group(self.epochs.groups[at], places, number)
+                self._replay_group(self.epochs.group(at), places, number)
             self.epochs.conclude(RoundId(number), (), 0, measured=False)
 
     def _replay_group(self, group: GroupEpochs, places: list[EpochPlace], number: int) -> None:
         round_id, members = RoundId(number), group.group.members
+        if group.at.retired:
+            return
         while places and places[0].opened <= number and group.at.open is None:
             here = places[0]
             if here.kind is EpochKind.UPDATE:
@@ -200,9 +205,7 @@ class ReplayedGroups(EpochFederation):
             else:
                 places.pop(0)
                 for client in members:
-                    visit = self._visit(client, round_id)
-                    assert isinstance(group.vectors, MemoryVectors)
-                    group.vectors.add(client, visit.union_words())
+                    self._visit(client, round_id).offer_rows()
                 self.epochs.take_unions()
         if places and group.at.open is not None and places[0].closed == number:
             places.pop(0)

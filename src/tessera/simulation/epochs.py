@@ -3,106 +3,322 @@
 What a server does is an `EpochCourse`. Here are the members with their rows and secrets, who is
 there in which round, and figures that no server could know. A member that is absent delivers
 nothing in that round, and the group waits for it.
+
+A group's messages are real (encoded, masked, signed) for its whole life, or its vectors are summed
+in memory by a trusted party; the models are the same to the bit. With `crypto = "sampled"` one
+group of so many is carried, and figures of bytes and seconds are those of its members.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from tessera.crypto.entropy import Entropy, RootedEntropy
-from tessera.crypto.group import Words
-from tessera.crypto.keys import identities
+from tessera import wire
+from tessera.crypto.entropy import Entropy, RootedEntropy, ScriptedEntropy
+from tessera.crypto.keys import SigningKey, identities
 from tessera.crypto.secret import Secret
-from tessera.ids import ClientId, RoundId
+from tessera.errors import MisuseError
+from tessera.ids import SERVER, ClientId, Party, RoundId
 from tessera.learning.tables.submodel import Ids, ModelUpdate, Submodel
+from tessera.plan import Crypto, Plan
 from tessera.protocols.epochs import masks
+from tessera.protocols.epochs.chain import EpochKind
 from tessera.protocols.epochs.group import FixedGroup, Leaf
+from tessera.protocols.machine import Outbound
+from tessera.rounds import schemes
+from tessera.rounds.cohorts import cohorts_of
+from tessera.rounds.epochs.client import EpochClient, EpochClientSetup
 from tessera.rounds.epochs.course import EpochCourse
-from tessera.rounds.epochs.group import GroupEpochs, MemoryVectors, OpenEpoch
+from tessera.rounds.epochs.group import GroupEpochs, MemoryVectors
+from tessera.rounds.epochs.server import EpochServer, EpochServerSetup
 from tessera.rounds.epochs.vectors import UpdateLayout
 from tessera.rounds.epochs.work import MemberWork
 from tessera.rounds.events import Event, RoundFinished, RoundStarted
-from tessera.rounds.local_state import LocalState, Word
+from tessera.rounds.local_state import Word
+from tessera.rounds.noise import noise_of
+from tessera.rounds.phases import KEYS, UNION
 from tessera.rounds.root import coins_of
 from tessera.rounds.select import Selection
+from tessera.simulation.epochs_at_rest import (
+    FederationAtRest,
+    GroupAtRest,
+    PendingRows,
+    RoleAtRest,
+    memory_at_rest,
+    memory_woken,
+)
 from tessera.simulation.faults import dropouts
 from tessera.simulation.federation import Federation
-from tessera.simulation.subcohort import TrainingOutcome, failing_alone
+from tessera.simulation.subcohort import (
+    TRAIN,
+    Participant,
+    TrainingOutcome,
+    failing_alone,
+    scope_of,
+)
+from tessera.simulation.views import Views
+from tessera.wire.stored import MAX_STATE_BYTES
+
+# --- one member that is there ---------------------------------------------------------------------
+
+
+class Visit(ABC):
+    """One member that is there, and what it does for the epoch that is open."""
+
+    group: GroupEpochs
+
+    @property
+    @abstractmethod
+    def work(self) -> MemberWork:
+        """What it computes."""
+
+    @abstractmethod
+    def offer_rows(self) -> None:
+        """Freeze this period's rows and deliver them into the union."""
+
+    @abstractmethod
+    def fetch(self) -> Submodel:
+        """Charge for the epoch, and take the base."""
+
+    @property
+    @abstractmethod
+    def coins(self) -> RootedEntropy:
+        """What this member draws from in this epoch."""
+
+    @abstractmethod
+    def deliver(self, update: ModelUpdate | None) -> None:
+        """Deliver what came out of training; None: nothing did."""
+
+    @property
+    def base_round(self) -> RoundId:
+        """The round in which the base was fixed."""
+        assert self.group.at.open is not None
+        return self.group.at.open.round_id
 
 
 @dataclass(slots=True)
-class Visit:
-    """One member that is there: what it is given for the open epoch, and what it does with it."""
+class MemoryVisit(Visit):
+    """To a group whose vectors are summed in memory."""
 
     group: GroupEpochs
-    epoch: OpenEpoch
-    work: MemberWork
+    own: MemberWork
     entropy: Entropy = field(repr=False)
     chosen: Selection | None = field(default=None, repr=False)
 
     @property
-    def coins(self) -> RootedEntropy:
-        """What this member draws from in this epoch."""
-        group, header = self.group.group, self.epoch.header
-        return masks.coins(masks.fresh_root(self.entropy, group, self.work.me, header.epoch))
+    def work(self) -> MemberWork:
+        return self.own
 
-    def union_words(self) -> Words:
-        """Freeze this period's rows; what this member puts into the union."""
-        header = self.epoch.header
+    @property
+    def coins(self) -> RootedEntropy:
+        open_epoch = self.group.at.open
+        assert open_epoch is not None
+        group, epoch = self.group.group, open_epoch.header.epoch
+        return masks.coins(masks.fresh_root(self.entropy, group, self.work.me, epoch))
+
+    def offer_rows(self) -> None:
+        assert self.group.at.open is not None
+        header = self.group.at.open.header
         self.work.freeze(header.period, self.entropy)
-        return self.work.union_words(header.period, header.epoch, self.coins)
+        words = self.work.union_words(header.period, header.epoch, self.coins)
+        _in_memory(self.group).add(self.work.me, words)
 
     def fetch(self) -> Submodel:
-        """Charge for the epoch, and take the base."""
-        header, base = self.epoch.header, self.epoch.base
-        assert base is not None
-        self.work.charge(header.epoch, header.period)
-        self.chosen = self.work.selection(header.period, self._union, self.coins)
-        return self.work.submodel(base.message, self.chosen)
+        at = self.group.at.open
+        assert at is not None and at.base is not None
+        self.work.charge(at.header.epoch, at.header.period)
+        self.chosen = self.work.selection(at.header.period, self._union, self.coins)
+        return self.work.submodel(at.base.message, self.chosen)
 
-    def update_words(self, update: ModelUpdate | None) -> Words:
-        """What this member delivers of its update."""
+    def deliver(self, update: ModelUpdate | None) -> None:
         assert self.chosen is not None
         layout = UpdateLayout(self.work.plan, self._union)
-        return self.work.update_words(update, self.chosen, layout, self.epoch.round_id, self.coins)
+        words = self.work.update_words(update, self.chosen, layout, self.base_round, self.coins)
+        _in_memory(self.group).add(self.work.me, words)
 
     @property
     def _union(self) -> Mapping[str, Ids]:
-        union = self.epoch.union
+        union = self.group.at.union
         return self.work.union_of(None if union is None else union.message)
+
+
+def _in_memory(group: GroupEpochs) -> MemoryVectors:
+    assert isinstance(group.vectors, MemoryVectors)
+    return group.vectors
+
+
+# --- groups whose messages are real ---------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class MessageCosts:
+    """What a round's messages have cost, by cost category: clients' bytes and everybody's time."""
+
+    up: Counter[str] = field(default_factory=Counter)
+    down: Counter[str] = field(default_factory=Counter)
+    client: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    server: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+
+class CarriedGroup:
+    """A group whose messages are real: everybody's role, kept for the group's life."""
+
+    def __init__(self, server: EpochServer, clients: Mapping[ClientId, EpochClient]) -> None:
+        self.server, self.clients = server, dict(clients)
+        self.visits = 0
+
+    def exchange(
+        self,
+        client: ClientId,
+        out: Sequence[Outbound],
+        carrier: Carrier,
+        category: str = "",
+    ) -> None:
+        """A client's messages to the server, and its answers, until nobody has anything to say."""
+        waiting: list[tuple[Party, Outbound]] = [(SERVER, message) for message in out]
+        role = self.clients[client]
+        while waiting:
+            to, message = waiting.pop(0)
+            kind = category or carrier.category(message.kind)
+            carrier.record(client, to, message)
+            started = time.process_time()
+            if to == SERVER:
+                carrier.costs.up[kind] += len(message.data)
+                answers = self.server.receive(client, message.data)
+                carrier.costs.server[kind] += time.process_time() - started
+                waiting += [(client, each) for each in answers]
+            else:
+                carrier.costs.down[kind] += len(message.data)
+                answers = role.receive(SERVER, message.data)
+                carrier.costs.client[kind] += time.process_time() - started
+                waiting += [(SERVER, each) for each in answers]
+
+
+@dataclass(slots=True)
+class Carrier:
+    """Where messages go by in a round: their costs, and views of them."""
+
+    plan: Plan
+    views: Views | None
+    costs: MessageCosts = field(default_factory=MessageCosts)
+    now: float = 0.0
+
+    def category(self, kind: str) -> str:
+        return schemes.of(self.plan).costs.messages[kind]
+
+    def record(self, client: ClientId, to: Party, message: Outbound) -> None:
+        if self.views is None:
+            return
+        sender: Party = client if to == SERVER else SERVER
+        for arrived in (False, True):
+            self.views.add(self.now, sender, to, message.kind, message.data, arrived=arrived)
+
+
+@dataclass(slots=True)
+class CarriedVisit(Visit):
+    """By messages between the roles."""
+
+    group: GroupEpochs
+    carried: CarriedGroup
+    client: ClientId
+    carrier: Carrier
+
+    @property
+    def role(self) -> EpochClient:
+        return self.carried.clients[self.client]
+
+    @property
+    def work(self) -> MemberWork:
+        return self.role.work
+
+    @property
+    def coins(self) -> RootedEntropy:
+        return self.role.epoch_coins
+
+    def offer_rows(self) -> None:
+        self._come(UNION)
+
+    def fetch(self) -> Submodel:
+        self._come("")
+        submodel = self.role.pending
+        assert submodel is not None
+        return submodel
+
+    def _come(self, category: str) -> None:
+        self.carried.visits += 1
+        asked = self.role.fetch(self.carried.visits)
+        self.carried.exchange(self.client, asked, self.carrier, category)
+
+    def deliver(self, update: ModelUpdate | None) -> None:
+        started = time.process_time()
+        out = self.role.supply(update)
+        self.carrier.costs.client["update"] += time.process_time() - started
+        self.carried.exchange(self.client, out, self.carrier)
+
+
+# --- the federation -------------------------------------------------------------------------------
 
 
 class EpochFederation(Federation):
     """A plan with fixed groups, its population and the model, round after round."""
 
+    _stored: tuple[int, bytes] | None = None
+    """Where to go on from: read when it is needed, as reading a model needs no secrets."""
+
     @cached_property
     def epochs(self) -> EpochCourse:
         """The groups and where they are."""
-        groups = [self._group(number, members) for number, members in enumerate(self._formed)]
         evaluate = None if self._evaluate is None else self._tested
-        return EpochCourse(self.plan, groups, self.model, self._entropy, evaluate=evaluate)
+        course = EpochCourse(
+            self.plan, self._formed, self._made, self.model, self._entropy, evaluate=evaluate
+        )
+        if self._stored is not None:
+            self._restore(course, *self._stored)
+        return course
 
     @property
     def _formed(self) -> Sequence[tuple[ClientId, ...]]:
         return self.cohorts.groups
 
-    def _group(self, number: int, members: Sequence[ClientId]) -> GroupEpochs:
-        signers = identities(members, self._entropy, self.plan.federation)
+    @cached_property
+    def _carrier(self) -> Carrier:
+        return Carrier(self.plan, self.views)
+
+    @cached_property
+    def _real(self) -> dict[int, CarriedGroup]:
+        """Groups whose messages are real, by number."""
+        return {}
+
+    def _made(self, number: int, members: Sequence[ClientId]) -> GroupEpochs:
+        """A group at its beginning, carried or in memory."""
+        group = self._fixed_group(number, members)
+        if not self._is_carried(number):
+            return GroupEpochs(self.plan, group, MemoryVectors(frozenset(members)))
+        server = EpochServer(EpochServerSetup(plan=self.plan, group=group))
+        carried = self._real[number] = CarriedGroup(server, {})
+        for client in members:
+            carried.clients[client], out = EpochClient.join(self._setup_of(client, group))
+            carried.exchange(client, out, self._carrier, KEYS)
+        return server.epochs
+
+    def _is_carried(self, number: int) -> bool:
+        simulation = self.plan.simulation
+        sampled = simulation.crypto is Crypto.SAMPLED and number % simulation.crypto_every == 0
+        return simulation.crypto is Crypto.EVERY or sampled
+
+    def _fixed_group(self, number: int, members: Sequence[ClientId]) -> FixedGroup:
+        federation = self.plan.federation
         leaves = tuple(
-            Leaf(
-                federation=self.plan.federation,
-                client=client,
-                key=signers[client].directory[client],
-                serial=0,
-            )
+            Leaf(federation=federation, client=client, key=self._key(client).public, serial=0)
             for client in members
         )
-        group = FixedGroup(
-            federation=self.plan.federation,
+        return FixedGroup(
+            federation=federation,
             plan=self.plan.lasting_digest,
             number=number,
             snapshot=1,
@@ -111,10 +327,32 @@ class EpochFederation(Federation):
             beacon=bytes(32),
             leaves=leaves,
         )
-        return GroupEpochs(self.plan, group, MemoryVectors(frozenset(members)))
+
+    def _key(self, client: ClientId) -> SigningKey:
+        if client not in self._keys:
+            found = identities([client], self._entropy, self.plan.federation)
+            self._keys[client] = found[client].key
+        return self._keys[client]
+
+    @cached_property
+    def _keys(self) -> dict[ClientId, SigningKey]:
+        """Of those that somebody was invited with; drawn once."""
+        return {}
+
+    def _setup_of(self, client: ClientId, group: FixedGroup) -> EpochClientSetup:
+        return EpochClientSetup(
+            plan=self.plan,
+            group=group,
+            party=client,
+            key=self._key(client),
+            local=self.participants[client].local,
+            entropy=self._entropy,
+        )
 
     @property
     def next_round(self) -> int:
+        if self._stored is not None and "epochs" not in vars(self):
+            return self._stored[0]
         return self.epochs.next_round
 
     @property
@@ -125,11 +363,20 @@ class EpochFederation(Federation):
         """What the training of a member draws from, in the epoch that is open to it."""
         return coins_of(self._visit(client, round_id).coins)
 
+    def possible(self, round_id: RoundId) -> Collection[ClientId]:
+        return self.epochs.invited(round_id)
+
+    def admit(self, newcomers: Mapping[ClientId, Participant]) -> None:
+        before = len(self.cohorts.groups)
+        super().admit(newcomers)
+        self.epochs.form(self.cohorts.groups[before:])
+
     # --- rounds ---------------------------------------------------------------------------------
 
     def round(self) -> Iterator[Event]:
         started, course = time.monotonic(), self.epochs
         round_id = RoundId(course.next_round)
+        self._carrier.costs, self._carrier.now = MessageCosts(), float(round_id)
         undecoded = self._collect_unions(round_id)
         invited = course.invited(round_id)
         yield RoundStarted(
@@ -142,7 +389,7 @@ class EpochFederation(Federation):
             round_id,
             invited,
             len(visits),
-            measured=False,
+            measured=any(isinstance(visit, CarriedVisit) for visit in visits.values()),
             undecoded=undecoded,
             clock=lambda: time.monotonic() - started,
         )
@@ -151,14 +398,13 @@ class EpochFederation(Federation):
 
     def _collect_unions(self, round_id: RoundId) -> int:
         """Everybody who is there delivers a union that is due; how many did not decode."""
-        due = self.epochs.unions()
+        due = self.epochs.unions(round_id)
         if not due:
             return 0
         gone = self._absent(round_id, due)
         for client in due:
             if client not in gone:
-                visit = self._visit(client, round_id)
-                _vectors(visit.group).add(client, visit.union_words())
+                self._visit(client, round_id).offer_rows()
         return self.epochs.take_unions()
 
     def _absent(self, round_id: RoundId, clients: Sequence[ClientId]) -> frozenset[ClientId]:
@@ -168,20 +414,25 @@ class EpochFederation(Federation):
 
     def _visit(self, client: ClientId, round_id: RoundId) -> Visit:
         group = self.epochs.group_of(client)
-        epoch = group.opened(self.model, round_id)
-        local: LocalState = self.participants[client].local
-        return Visit(group, epoch, MemberWork(group.plan, client, local), self._entropy)
+        group.opened(self.model, round_id)
+        carried = self._real.get(group.group.number)
+        if carried is not None:
+            return CarriedVisit(group, carried, client, self._carrier)
+        return MemoryVisit(group, self._work(group, client), self._entropy)
+
+    def _work(self, group: GroupEpochs, client: ClientId) -> MemberWork:
+        return MemberWork(group.plan, client, self.participants[client].local)
 
     def _train(self, visits: Mapping[ClientId, Visit]) -> TrainingOutcome:
         """Train everybody who is there, those from bases of one round together."""
         training, trainer = TrainingOutcome(), failing_alone(self._trainer)
         by_base: defaultdict[RoundId, dict[ClientId, Submodel]] = defaultdict(dict)
         for client, visit in visits.items():
-            by_base[visit.epoch.round_id][client] = visit.fetch()
+            by_base[visit.base_round][client] = visit.fetch()
         for round_id, submodels in sorted(by_base.items()):
             training.add(trainer(round_id, submodels))
         for client, visit in visits.items():
-            _vectors(visit.group).add(client, visit.update_words(training.updates.get(client)))
+            visit.deliver(training.updates.get(client))
         return training
 
     def _settle_counted(self) -> None:
@@ -202,25 +453,104 @@ class EpochFederation(Federation):
         """The event with what a simulation knows beside the server."""
         work = [visit.work for visit in visits.values()]
         cut, values = sum(w.clipped.cut for w in work), sum(w.clipped.of for w in work)
-        worst = max(
-            (self.participants[c].local.ledger.guarantee() for c in visits),
-            key=lambda g: g.epsilon,
-            default=None,
+        ledgers = [self.participants[c].local.ledger for c in visits]
+        worst = max((g.guarantee() for g in ledgers), key=lambda g: g.epsilon, default=None)
+        spent = [s for g in ledgers if (s := noise_of(self.plan).guarantee(g)) is not None]
+        noise = max(spent, key=lambda g: g.epsilon, default=None)
+        scripted = isinstance(self._entropy, ScriptedEntropy)
+        costs, cohort = self._carrier.costs, max(1, event.cohort)
+        carried = max(1, sum(isinstance(visit, CarriedVisit) for visit in visits.values()))
+        broken = Counter(
+            why for c, v in visits.items() if (why := training.failed.get(c, v.work.broken))
         )
-        cohort = max(1, event.cohort)
         return replace(
             event,
-            client_seconds={"train": sum(training.seconds.values()) / cohort},
+            bytes_up={k: v / carried for k, v in costs.up.items()},
+            bytes_down={k: v / carried for k, v in costs.down.items()},
+            client_seconds={
+                **{k: v / carried for k, v in costs.client.items()},
+                TRAIN: sum(training.seconds.values()) / cohort,
+            },
+            server_seconds=dict(costs.server),
             epsilon=0.0 if worst is None else worst.epsilon,
             condition="" if worst is None else worst.condition,
             loss=training.loss / training.examples if training.examples else None,
-            not_finite=training.not_finite + sum(bool(w.broken) for w in work),
+            not_finite=training.not_finite + broken.total(),
+            broken=dict(broken),
             clipped=cut / values if values else 0.0,
+            noise_epsilon=None if noise is None or scripted else noise.epsilon,
+            noise_scope=scope_of(noise, scripted),
             groups_not_finite=training.groups_not_finite,
             rows_over_cap=sum(w.left_out for w in work),
         )
 
+    # --- the checkpoint -------------------------------------------------------------------------
 
-def _vectors(group: GroupEpochs) -> MemoryVectors:
-    assert isinstance(group.vectors, MemoryVectors)
-    return group.vectors
+    def at_rest(self) -> bytes:
+        found = self.epochs
+        pending = {}
+        for group in found.groups.values():
+            for client in group.group.members:
+                if (rows := PendingRows.of(self.participants[client].local)) is not None:
+                    pending[client] = rows
+        return wire.encode(
+            FederationAtRest(
+                next_round=found.next_round,
+                counted=tuple(found.counted),
+                groups={at: self._group_at_rest(at, group) for at, group in found.groups.items()},
+                pending=pending,
+            )
+        )
+
+    def _group_at_rest(self, number: int, group: GroupEpochs) -> GroupAtRest:
+        carried = self._real.get(number)
+        if carried is None:
+            return GroupAtRest(server=memory_at_rest(group))
+        roles = {client: RoleAtRest.of(role) for client, role in carried.clients.items()}
+        return GroupAtRest(
+            server=RoleAtRest.of(carried.server), clients=roles, visits=carried.visits
+        )
+
+    def go_on_at(self, round_id: int, at_rest: bytes = b"") -> None:
+        """Go on from what was stored. Periods and charges of earlier rounds are recomputed: the
+        entropy must be the same as then, or a period would get a second secret."""
+        self._stored = (round_id, at_rest)
+
+    def _restore(self, course: EpochCourse, round_id: int, at_rest: bytes) -> None:
+        found = wire.decode(at_rest, expect=(FederationAtRest,), cap=MAX_STATE_BYTES)
+        if found.next_round != round_id:
+            raise MisuseError(f"a checkpoint of round {found.next_round}, not of {round_id}")
+        course.next_round, course.counted = round_id, found.counted
+        for number, stored in found.groups.items():
+            group = self._fixed_group(number, course.members[number])
+            course.groups[number] = self._woken(number, group, stored)
+            for client in group.members:
+                self._recharge(course.groups[number], client)
+        for client, pending in found.pending.items():
+            pending.restore(self.participants[client].local)
+
+    def _woken(self, number: int, group: FixedGroup, stored: GroupAtRest) -> GroupEpochs:
+        if not stored.clients:
+            return memory_woken(self.plan, group, stored.server)
+        server = stored.server.woken(EpochServer, EpochServerSetup(plan=self.plan, group=group))
+        clients = {
+            client: role.woken(EpochClient, self._setup_of(client, group))
+            for client, role in stored.clients.items()
+        }
+        carried = self._real[number] = CarriedGroup(server, clients)
+        carried.visits = stored.visits
+        return carried.server.epochs
+
+    def _recharge(self, group: GroupEpochs, client: ClientId) -> None:
+        """What this member froze and was charged for, in the order in which it happened."""
+        work = self._work(group, client)
+        for epoch, period, kind in group.met_by(client):
+            if kind is EpochKind.UNION:
+                work.freeze(period, self._entropy)
+            else:
+                work.charge(epoch, period)
+
+
+def federation_for(plan: Plan) -> type[Federation]:
+    """What simulates a plan: rounds of a cohort, or epochs of fixed groups."""
+    return EpochFederation if cohorts_of(plan).opens_whole else Federation

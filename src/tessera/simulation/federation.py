@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy, ScriptedEntropy, SystemEntropy
 from tessera.crypto.keys import Identity, identities
+from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, RoundAborted, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
 from tessera.learning.averaging import Averaging
@@ -37,6 +38,7 @@ from tessera.rounds.noise import noise_of
 from tessera.rounds.resolve import resolve
 from tessera.rounds.role_setup import ClientRoundSetup, ServerParty
 from tessera.rounds.roles import RoundClient, RoundServer, client_role
+from tessera.rounds.root import simulated_coins
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.sums import Sum
 from tessera.rounds.two_server.helper import HelperRound
@@ -162,7 +164,19 @@ class Federation:
     def _sends_unmasked(self, client: ClientId) -> bool:
         return self.participants[client].local.sends_unmasked(self.plan)
 
-    def go_on_at(self, round_id: int) -> None:
+    def coins(self, round_id: RoundId, client: ClientId) -> Secret:
+        """What the training of a client in this round draws from."""
+        return simulated_coins(self._entropy, self.plan, round_id, client)
+
+    def possible(self, round_id: RoundId) -> Collection[ClientId]:
+        """Who may be in a round."""
+        return self.cohorts.sample(round_id)
+
+    def at_rest(self) -> bytes:
+        """What a checkpoint has beside the model; secret."""
+        return b""
+
+    def go_on_at(self, round_id: int, at_rest: bytes = b"") -> None:
         """Skip to this round. Cohorts, periods and ledger charges of earlier rounds are recomputed.
 
         They follow from the plan's seed and the entropy. The entropy must be the same as then, or a

@@ -19,7 +19,8 @@ import numpy as np
 from tessera.crypto.keys import Identity
 from tessera.errors import RoundAborted
 from tessera.ids import ClientId, RoundId
-from tessera.learning.tables.submodel import ModelUpdate, Submodel
+from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart
+from tessera.learning.tables.table import StoredTable
 from tessera.learning.training.settings import FAILURES
 from tessera.plan import Plan
 from tessera.privacy.dp.guarantee import Guarantee
@@ -222,6 +223,24 @@ class Participant:
     identity: Identity | None = None
 
 
+class SimulatedRows:
+    """One client's rows of local tables, which all clients of a simulation share by row."""
+
+    def __init__(self, tables: Mapping[str, StoredTable]) -> None:
+        self._tables = tables
+        self.offered: dict[str, TablePart] = {}
+        self.pending: RoundId | None = None
+
+    def offer(self, round_id: RoundId, rows: Mapping[str, TablePart]) -> None:
+        self.pending, self.offered = round_id, dict(rows)
+
+    def settle(self, *, counted: bool) -> None:
+        if counted:
+            for name, part in self.offered.items():
+                self._tables[name].put(part.ids, part.values, np.ones(len(part.ids), np.int64))
+        self.pending, self.offered = None, {}
+
+
 # --- stopwatch ------------------------------------------------------------------------------------
 #
 # Stopwatch: bytes and seconds of a simulated round, by cost category.
@@ -383,7 +402,7 @@ def measured_round(
         broken=dict(broken),
         clipped=cut / values if values else 0.0,
         noise_epsilon=None if noise is None or scripted else noise.epsilon,
-        noise_scope=_scope(noise, scripted),
+        noise_scope=scope_of(noise, scripted),
         groups_not_finite=training.groups_not_finite,
         rows_over_cap=sum(client.left_out for client in clients),
         rows_exposed=sum(
@@ -402,7 +421,8 @@ def measured_round(
     )
 
 
-def _scope(noise: Guarantee | None, scripted: bool) -> str:
+def scope_of(noise: Guarantee | None, scripted: bool) -> str:
+    """What the epsilon of noise is about, in a round's event."""
     if noise is None:
         return ""
     return "no number: test entropy" if scripted else f"delta {noise.delta:.3g} {noise.scope}"

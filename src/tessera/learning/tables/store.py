@@ -58,6 +58,7 @@ SCHEMA: Final = (
         row_id INTEGER NOT NULL,
         data BLOB NOT NULL,
         PRIMARY KEY (table_number, row_id)) WITHOUT ROWID""",
+    "CREATE TABLE model_engine (data BLOB NOT NULL)",
 )
 
 _UPSERT_ROW: Final = (
@@ -186,11 +187,20 @@ class ModelStore:
             part[name] = np.frombuffer(data, dtype="<f4").astype(np.float32).reshape(shape)
         return part
 
-    def commit(self, round_id: RoundId, dense: Mapping[str, NDArray[np.float32]]) -> int:
+    def engine(self) -> bytes:
+        """What the engine stored with the last commit."""
+        with _explained(self.path, "read"):
+            found = self._connection.execute("SELECT data FROM model_engine").fetchone()
+        return b"" if found is None else bytes(found[0])
+
+    def commit(
+        self, round_id: RoundId, dense: Mapping[str, NDArray[np.float32]], engine: bytes = b""
+    ) -> int:
         """Make this round the last one, durably: all of it or nothing. The number of rows written.
 
-        `dense` replaces the whole dense part. If this raises, the file holds the round before, and
-        the tables still know what they have to write.
+        `dense` replaces the whole dense part, and `engine` what an engine has beside the model. If
+        this raises, the file holds the round before, and the tables still know what they have to
+        write.
         """
         if self.round_id is not None and round_id <= self.round_id:
             raise MisuseError(
@@ -212,6 +222,8 @@ class ModelStore:
                     for name, array in dense.items()
                 ],
             )
+            self._connection.execute("DELETE FROM model_engine")
+            self._connection.execute("INSERT INTO model_engine (data) VALUES (?)", (engine,))
             self._connection.execute("UPDATE model_state SET round_id = ?", (_signed(round_id),))
         for table in self._tables:
             table.settle()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Self
 
 from tessera import wire
-from tessera.crypto.entropy import Entropy
+from tessera.crypto.entropy import Entropy, RootedEntropy
 from tessera.crypto.keys import SigningKey
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError, WireError
@@ -128,7 +128,12 @@ class EpochClient(Follower[EpochClientSetup]):
     @property
     def coins(self) -> Secret:
         """What the training of `pending` draws from."""
-        return coins_of(self._member.coins)
+        return coins_of(self.epoch_coins)
+
+    @property
+    def epoch_coins(self) -> RootedEntropy:
+        """Where everything that is drawn for the epoch that is due comes from."""
+        return self._member.coins
 
     @property
     def base_round(self) -> int:

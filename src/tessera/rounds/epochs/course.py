@@ -3,14 +3,14 @@
 A round invites as many clients as the plan's cohort, among those to whom an update is due; whoever
 comes delivers, and at the round's end the groups that have become full are merged and the model is
 stepped. Groups that somebody has delivered to come first, the oldest base before all: fewer vectors
-wait, and bases stay young. A union takes no training and no place in a cohort: every member that is
-there delivers it.
+wait, and bases stay young. A union takes no training and no place in a cohort: of the groups that
+are next in turn, every member that is there delivers it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -31,7 +31,12 @@ from tessera.rounds.root import draw_root
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.words import RoundResult, merged
 
-NOBODY: Final[tuple[ClientId, ...]] = ()
+AHEAD: Final = 3
+"""Unions are under way, or done, for so many times the groups of a cohort."""
+LEAVER: Final = "a member has not come for longer than the plan waits"
+
+Make = Callable[[int, tuple[ClientId, ...]], GroupEpochs]
+"""A group that is met for the first time, by its number."""
 
 
 class EpochCourse:
@@ -40,7 +45,8 @@ class EpochCourse:
     def __init__(
         self,
         plan: Plan,
-        groups: Sequence[GroupEpochs],
+        groups: Sequence[tuple[ClientId, ...]],
+        make: Make,
         model: ServerModel,
         entropy: Entropy,
         *,
@@ -49,41 +55,82 @@ class EpochCourse:
     ) -> None:
         """`commit` makes a stepped model durable before anybody hears of it; `evaluate` tests it,
         in the rounds in which that is due."""
-        self.plan, self.groups, self.model = plan, list(groups), model
+        self.plan, self.model = plan, model
+        self.members = list(groups)
+        self.groups: dict[int, GroupEpochs] = {}
+        """By number, those that somebody was invited of."""
         self.next_round = 0
-        self.counted: tuple[ClientId, ...] = NOBODY
+        self.counted: tuple[ClientId, ...] = ()
         """Whose updates the last round merged."""
-        self._of = {member: group for group in self.groups for member in group.group.members}
-        self._entropy, self._evaluate, self._commit = entropy, evaluate, commit
-        self._delivered = 0
+        self._number = {client: at for at, group in enumerate(groups) for client in group}
+        self._make, self._entropy = make, entropy
+        self._evaluate, self._commit = evaluate, commit
+
+    def form(self, groups: Iterable[tuple[ClientId, ...]]) -> None:
+        """Groups of newcomers; those that there are stay as they are."""
+        for group in groups:
+            self._number.update(dict.fromkeys(group, len(self.members)))
+            self.members.append(group)
 
     def group_of(self, client: ClientId) -> GroupEpochs:
         """The group of a client; KeyError for one that is left over."""
-        return self._of[client]
+        return self.group(self._number[client])
+
+    def group(self, number: int) -> GroupEpochs:
+        if number not in self.groups:
+            self.groups[number] = self._make(number, self.members[number])
+        return self.groups[number]
+
+    @property
+    def met(self) -> list[GroupEpochs]:
+        """Groups that somebody was invited of, by number: sums are merged in this order."""
+        return [self.groups[at] for at in sorted(self.groups)]
 
     # --- who is due -----------------------------------------------------------------------------
 
-    def unions(self) -> list[ClientId]:
-        """Everybody to whom the union of a period is due."""
-        waiting = (g for g in self.groups if g.next_kind is EpochKind.UNION)
-        return sorted(client for group in waiting for client in group.due)
+    def unions(self, round_id: RoundId) -> list[ClientId]:
+        """To whom a union is due in this round: of groups that wait for one, and of the next."""
+        if not self.plan.group_plan.has_union or not self.members:
+            return []
+        met = [g for g in self.met if not g.at.retired]
+        ahead = sum(g.next_kind is EpochKind.UNION or not g.begun for g in met)
+        wanted = AHEAD * -(-self.plan.cohort // len(self.members[0])) - ahead
+        met += [self.group(at) for at in self._shuffled(round_id, self._fresh)[: max(0, wanted)]]
+        due = (g for g in met if g.next_kind is EpochKind.UNION)
+        return sorted(client for group in due for client in group.due)
 
     def invited(self, round_id: RoundId) -> list[ClientId]:
         """The cohort of a round, among those to whom an update is due: fewer, if no more are."""
-        open_groups = [g for g in self.groups if g.next_kind is EpochKind.UPDATE and g.due]
-        begun = sorted((g for g in open_groups if g.begun), key=_age)
-        fresh = [g for g in open_groups if not g.begun]
-        rng = np.random.default_rng([self.plan.seed, int(round_id)])
-        order = [*begun, *(fresh[at] for at in rng.permutation(len(fresh)))]
+        met = [g for g in self.met if not g.at.retired]
+        updates = [g for g in met if g.next_kind is EpochKind.UPDATE and g.due]
+        order = sorted((g for g in updates if g.begun), key=_base_round)
+        ready = [g.group.number for g in updates if not g.begun]
+        if not self.plan.group_plan.has_union:
+            ready += self._fresh
+        places = self.plan.cohort - sum(len(g.due) for g in order)
+        for at in self._shuffled(round_id, sorted(ready)):
+            if places <= 0:
+                break
+            order.append(self.group(at))
+            places -= len(order[-1].due)
         due = [client for group in order for client in sorted(group.due)]
         return due[: self.plan.cohort]
+
+    @property
+    def _fresh(self) -> list[int]:
+        """Groups that nobody was invited of yet."""
+        return [at for at in range(len(self.members)) if at not in self.groups]
+
+    def _shuffled(self, round_id: RoundId, numbers: Sequence[int]) -> list[int]:
+        rng = np.random.default_rng([self.plan.seed, int(round_id)])
+        return [numbers[at] for at in rng.permutation(len(numbers))]
 
     # --- what comes of it -----------------------------------------------------------------------
 
     def take_unions(self) -> int:
         """Read the unions that have become full; how many did not decode."""
         lost = 0
-        for group in self.groups:
+        for group in self.met:
             if group.full and group.next_kind is EpochKind.UNION:
                 group.take(self.model, self._noise_secret(group))
                 lost += group.at.union is None
@@ -103,21 +150,21 @@ class EpochCourse:
 
         A round in which none has become full changes nothing: what was delivered waits.
         """
-        plan, results, ages = self.plan, list[RoundResult](), list[int]()
-        outside = 0
-        for group in [g for g in self.groups if g.full]:
+        results, waited, outside = list[RoundResult](), list[int](), 0
+        for group in [g for g in self.met if g.full]:
             assert group.at.open is not None
             age = int(round_id) - int(group.at.open.round_id)
             result = group.take(self.model, self._noise_secret(group))
             if result is None or result.out_of_bounds:
                 outside += result is not None
                 continue
-            ages.append(age)
-            results.append(aged(result, plan.groups.weight(age)))
+            waited.append(age)
+            results.append(aged(result, self.plan.groups.weight(age)))
+        self._retire_leavers(round_id)
         total = merged(results) if results else None
-        self.counted = NOBODY if total is None else total.survivors
+        self.counted = () if total is None else total.survivors
         if total is not None:
-            total = resolve(plan).noise.on_means(total, self._entropy, round_id, None)
+            total = resolve(self.plan).noise.on_means(total, self._entropy, round_id, None)
             self.model.step(total, round_id)
             if self._commit is not None:
                 self._commit(round_id, self.model)
@@ -147,10 +194,17 @@ class EpochCourse:
             delivered=delivered,
             groups_opened=len(results),
             groups_aborted=outside,
-            groups_retired=sum(bool(g.at.retired) for g in self.groups),
-            age=sum(ages) / len(ages) if ages else 0.0,
+            groups_retired=sum(bool(g.at.retired) for g in self.met),
+            waited=tuple(waited),
             seconds=clock(),
         )
+
+    def _retire_leavers(self, round_id: RoundId) -> None:
+        """Groups that wait for longer than the plan allows; nothing of their epoch is used."""
+        for group in self.met:
+            at = group.at.open
+            if at is not None and int(round_id) - int(at.round_id) >= self.plan.groups.longest_wait:
+                group.retire(LEAVER)
 
     def _noise_secret(self, group: GroupEpochs) -> Secret:
         """What a trusted server's noise on this group's next sum follows from."""
@@ -170,7 +224,7 @@ def aged(result: RoundResult, weight: float) -> RoundResult:
     return replace(result, dense=result.dense * weight, tables=tables)
 
 
-def _age(group: GroupEpochs) -> int:
+def _base_round(group: GroupEpochs) -> int:
     """The round in which its base was fixed: the oldest first."""
     assert group.at.open is not None
     return int(group.at.open.round_id)

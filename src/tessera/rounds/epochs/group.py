@@ -12,7 +12,7 @@ or in the memory of a simulation (`MemoryVectors`), as the trusted party of a pr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Final, Protocol
 
@@ -38,6 +38,7 @@ from tessera.rounds.words import RoundResult
 from tessera.wire.stored import ByDigest, Kept
 
 UNDECODED: Final = "its unions do not decode"
+MAX_EPOCHS: Final = 1 << 24
 OUTSIDE: Final = "its sums are not those of honest members"
 
 
@@ -138,6 +139,8 @@ class GroupProgress:
     union: MaybeUnion = field(default=None, repr=False)
     union_epoch: Annotated[int, wire.U64] = 0
     """In which it was summed: who has delivered a later one has it."""
+    history: Annotated[tuple[int, ...], wire.Sequence(wire.VARINT, MAX_EPOCHS)] = ()
+    """Of every epoch that has opened: twice its period, and 1 more if it was one of updates."""
     open: Annotated[OpenEpoch | None, wire.Maybe(wire.Nested(OpenEpoch))] = None
     retired: Annotated[str, REASON] = ""
 
@@ -176,6 +179,14 @@ class GroupEpochs:
         if self.at.open is None:
             return frozenset(self.group.members)
         return self.vectors.missing
+
+    def met_by(self, member: ClientId) -> Iterator[tuple[int, int, EpochKind]]:
+        """(number, period, kind) of every epoch that this member has delivered."""
+        for number, code in enumerate(self.at.history, 1):
+            yield number, code // 2, EpochKind.UPDATE if code % 2 else EpochKind.UNION
+        if self.at.open is not None and member not in self.due:
+            header = self.at.open.header
+            yield header.epoch, header.period, header.kind
 
     @property
     def begun(self) -> bool:
@@ -225,6 +236,7 @@ class GroupEpochs:
         if total is None or at.open is None:
             raise MisuseError(f"group {self.group.number}: not all members have delivered")
         header, at.open, at.number = at.open.header, None, at.number + 1
+        at.history = (*at.history, 2 * header.period + (header.kind is EpochKind.UPDATE))
         if header.kind is EpochKind.UNION:
             self._take_union(total, header)
             return None
