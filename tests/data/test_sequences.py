@@ -7,7 +7,7 @@ import pytest
 
 from tessera import tasks
 from tessera.data.interactions import Interactions, read_sequences
-from tessera.data.movielens import sequences_1m, sequences_100k
+from tessera.data.movielens import ML_1M, ML_100K, sequences_1m, sequences_100k, titles
 from tessera.data.sequences import SEEN, Sequences, sequence_data
 from tessera.errors import ConfigError
 
@@ -62,14 +62,15 @@ def test_one_item_per_user_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("folder", "read", "users", "events"),
-    [("ml-100k", sequences_100k, 943, 100_000), ("ml-1m", sequences_1m, 6_040, 1_000_209)],
+    ("layout", "read", "users", "events"),
+    [(ML_100K, sequences_100k, 943, 100_000), (ML_1M, sequences_1m, 6_040, 1_000_209)],
 )
-def test_the_published_sets(published, folder, read, users, events):
-    data = read(published(folder), history=1)
+def test_the_published_sets(published, layout, read, users, events):
+    root = published(layout.source.folders[0])
+    data = read(root, history=1)
     assert (data.clients, len(data.test)) == (users, users)
     assert len(data.train) == events - users
-    assert data.title_of(data.names_of("item").row(1)) == "Toy Story (1995)"
+    assert data.title_of(data.names_of("item").row(1)) == titles(root, layout=layout)[0]
 
 
 # --- a file of one's own --------------------------------------------------------------------------
