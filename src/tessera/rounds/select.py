@@ -94,8 +94,6 @@ def offered(
     """
     shifted = [rows[t.name] + np.uint64(plan.offsets[t.name]) for t in plan.roots]
     ids = np.concatenate([*shifted, np.zeros(0, dtype=np.uint64)])
-    if not plan.privacy.decoy_share:
-        return ids
     stream = Stream.of(secret, Label.DECOYS, plan.federation, period)
     return with_decoys(ids, catalogue, stream, share=plan.privacy.decoy_share)
 

@@ -146,9 +146,7 @@ def population_sum(
     masked = done = 0
     for number, members in enumerate(parts):
         part = {name: vectors[name] for name in members}
-        crypto = plan.simulation.crypto
-        real = crypto is Crypto.EVERY or (crypto is Crypto.SAMPLED and number == 0)
-        if schemes.of(plan).hides and real:
+        if is_masked(plan, number):
             at = RoundId(number)
             total += secure_sum(part, plan, what, at, entropy, whole=plan.grouped)
             masked += 1
@@ -158,6 +156,13 @@ def population_sum(
         if progress is not None:
             progress(done, len(names))
     return PopulationSum(total, len(names), len(parts), masked)
+
+
+def is_masked(plan: Plan, group: int) -> bool:
+    """Whether the sum of a group is masked: where cryptography is sampled, that of the first is."""
+    crypto = plan.simulation.crypto
+    real = crypto is Crypto.EVERY or (crypto is Crypto.SAMPLED and group == 0)
+    return real and schemes.of(plan).hides
 
 
 # --- noisy statistics -----------------------------------------------------------------------------
@@ -297,12 +302,11 @@ class NoisyStatistic:
 
     def _summed(self, members: list[ClientId], part: Part, group: int) -> tuple[Integers, bool]:
         """Over a group: what opens of it, or what two servers hold together; whether masked."""
-        plan, crypto = self.plan, self.plan.simulation.crypto
-        real = crypto is Crypto.EVERY or (crypto is Crypto.SAMPLED and group == 0)
+        plan = self.plan
         if self.kind.servers > 1:
             return self._shared(members, part), False
         counted = self.counted(len(members))
-        if schemes.of(plan).hides and real:
+        if is_masked(plan, group):
             vectors = {client: self._sent(client, part, counted) for client in members}
             # Population sums have no round: their groups are told apart by number.
             number = RoundId(int(self.round_id) + group)
