@@ -41,6 +41,12 @@ def mean_loss(output, batch):
         ("none", {}, r"looks up an id of -1, which means none \(in 'history'\)", "clamp"),
         ("classes", {}, r"loss cannot take an output of the shape \(8, 2\)", "(B,)"),
         ("mean", {}, r"gives a tensor of the shape \(\) for a batch of 8", "per example"),
+        (
+            "",
+            {"loss": tessera.Softmax("items.weight", target="item", negatives=5)},
+            "some examples are labelled 0 or were drawn",
+            'model="next"',
+        ),
         ("", {"loss": mean_loss}, r"loss gives a tensor of the shape \(\)", 'reduction="none"'),
     ],
 )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from tessera.data.examples import NONE, ClientData, Examples
+from tessera.data.examples import LABEL, NONE, ClientData, Examples
 from tessera.data.negatives import placeholders
 from tessera.errors import ConfigError, closest
 from tessera.learning.averaging import Average, ServerStep
@@ -57,6 +57,12 @@ def try_out(
     batch = {name: tensor(column) for name, column in bound.positions(examples, ids).items()}
     output = _output(module, parameters, batch, examples)
     softmax = bound.candidates
+    if softmax is not None and (data.undrawn is not None or _not_clicked(data)):
+        raise ConfigError(
+            f"a softmax over table {softmax.root!r} takes what was clicked as the next one, and "
+            "some examples are labelled 0 or were drawn",
+            hint='give it clicks alone: tasks.from_frame(..., model="next") makes such data',
+        )
     if softmax is not None:
         held = len(ids[softmax.root])
         if not isinstance(output, Tensor) or output.shape != (len(examples), held):
@@ -82,6 +88,12 @@ def try_out(
             f"{error}",
             hint="tessera.Task(metric=...) takes one that can; AUC wants one logit per example",
         ) from error
+
+
+def _not_clicked(data: ClientData) -> bool:
+    """Whether labels are 0 and 1, and some are 0."""
+    labels = data.train.fields.get(LABEL)
+    return labels is not None and set(np.unique(labels).tolist()) == {0.0, 1.0}
 
 
 def _some(data: ClientData, bound: BoundModel) -> Examples:
