@@ -28,8 +28,8 @@ from tessera.privacy.index.response import IndexPrivacy
 from tessera.rounds.local_state import LocalState
 from tessera.runs.folder import TRUTH, VIEWS, RunFolder
 from tessera.runs.truth import write_truth
+from tessera.simulation.epochs import federation_for
 from tessera.simulation.faults import Drop, Fault, FaultScript
-from tessera.simulation.federation import Federation
 from tessera.simulation.subcohort import Participant, one_by_one
 from tessera.simulation.views import StreamedViews
 
@@ -119,7 +119,7 @@ def record(
     """A run's folder with the server's view and the truth; memory is that of one round.
 
     `newcomers` are numbers of clients that join before a round. `moving` rows of every client are
-    others in every period; the truth has all that it ever held.
+    others every `period_rounds` rounds; the truth has all that it ever held.
     """
     start = clients or 2 * plan.cohort
     everybody = start + sum((newcomers or {}).values())
@@ -138,7 +138,7 @@ def record(
         faults = late_drops(drops, seed, plan.cohort - plan.secagg(RoundId(0)).min_survivors)
     trainers = {c: train_of(int(c)) if own_direction else train for c in members}
     with StreamedViews(folder / VIEWS, [SERVER]) as views:
-        federation = Federation(
+        federation = federation_for(plan)(
             plan,
             here,
             dense=np.zeros(0, np.float32),

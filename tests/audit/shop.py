@@ -8,18 +8,20 @@ from typing import Any
 import pytest
 
 from tessera import tasks
+from tessera.audit.epochs import EpochReplay
 from tessera.audit.factors import OpenedFactors, bias_of
 from tessera.audit.finding import Finding
 from tessera.audit.guesses import GuessTrials
 from tessera.audit.knowledge import PublicKnowledge
-from tessera.audit.record import decoded, replays
+from tessera.audit.record import decoded
 from tessera.audit.values import ValueAttacks
 from tessera.cli.demo import MAX_ROWS, SHOP
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.ids import SERVER, RoundId
+from tessera.ids import SERVER, ClientId, RoundId
 from tessera.plan import GroupsPlan, Plan, Scheme, SimulationPlan, TaskPlan, UnionPlan
+from tessera.protocols.epochs.chain import EpochKind
 from tessera.rounds.epochs.group import GroupEpochs
-from tessera.rounds.events import RoundAbort, RoundFinished
+from tessera.rounds.events import RoundFinished
 from tessera.rounds.words import RoundResult
 from tessera.runs import training as engine
 from tessera.runs.held import rows_of_clients
@@ -65,17 +67,28 @@ def recorded(task: Task, plan: Plan, rounds: int, *, in_a_row: int = 0) -> Value
     With `in_a_row` one group after the other has so many rounds, alone: nobody else moves the model
     between two downloads of its members.
     """
-    attacks, views = knowing(task, plan), RoundViews({SERVER})
+    attacks, views, replay = knowing(task, plan), RoundViews({SERVER}), EpochReplay(plan)
     with Training(task, plan, entropy=ScriptedEntropy(b"shop"), views=views) as run:
         if in_a_row:
-            cohorts = run.federation.cohorts
-            cohorts.sample = lambda round_id: list(cohorts.groups[int(round_id) // in_a_row])
+            take_turns(run, in_a_row)
         for event in run.run(rounds):
-            if isinstance(event, RoundFinished | RoundAbort):
-                seen = list(decoded(views.taken(SERVER)))
-                for view in replays(plan, RoundId(event.round_id), seen):
+            if isinstance(event, RoundFinished):
+                for view in replay.take(decoded(views.taken(SERVER))):
                     attacks.take(view)
     return attacks
+
+
+def take_turns(run: Training, in_a_row: int) -> None:
+    """One group after the other has so many rounds, alone."""
+    assert isinstance(run.federation, EpochFederation)
+    course = run.federation.epochs
+
+    def due(round_id: RoundId, kind: EpochKind) -> list[ClientId]:
+        group = course.group(int(round_id) // in_a_row)
+        return sorted(group.due) if group.next_kind is kind else []
+
+    course.unions = lambda round_id: due(round_id, EpochKind.UNION)
+    course.invited = lambda round_id: due(round_id, EpochKind.UPDATE)
 
 
 def summed(patch: pytest.MonkeyPatch, task: Task, plan: Plan, rounds: int) -> ValueAttacks:
@@ -90,7 +103,8 @@ def summed(patch: pytest.MonkeyPatch, task: Task, plan: Plan, rounds: int) -> Va
         if result is not None:
             biases = None if bias is None else result.tables[bias.name]
             moves, members = result.tables[root.name], tuple(sorted(self.group.members))
-            attacks.add(OpenedFactors.of_means(number, members, moves, biases, step=step))
+            one = OpenedFactors.of_means(number, members, moves, biases, step=step)
+            attacks.add(one, last=members[-1])
         return result
 
     patch.setattr(GroupEpochs, "take", watched)

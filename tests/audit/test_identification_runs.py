@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,18 +26,19 @@ from tessera.audit.identification import (
     PARTICIPATION,
     IdentificationAttacks,
 )
-from tessera.audit.record import Record
+from tessera.audit.record import Record, decoded
 from tessera.cli import main as cli
 from tessera.ids import ClientId, RoundId
-from tessera.plan import Plan, Scheme, SecurityPlan, UnionPlan
+from tessera.plan import GroupsPlan, Plan, Scheme, UnionPlan
 from tessera.privacy.index.exposure import Holders
 from tessera.privacy.index.identification_forecast import Setting, simulate
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.privacy.index.response import LEVELS
-from tessera.protocols.secagg.messages import RevealedSet
-from tessera.protocols.secagg.params import GraphKind
-from tessera.rounds.cohorts import Cohorts, FixedGroups, cohorts_of
-from tessera.simulation.faults import Drop, Fault, FaultScript, dropout_places
+from tessera.rounds.cohorts import cohorts_of
+from tessera.rounds.events import Event
+from tessera.simulation import views
+from tessera.simulation.epochs import EpochFederation
+from tessera.simulation.faults import Drop, Fault, FaultScript
 
 COHORT, GROUP, ROUNDS = 12, 6, 12
 
@@ -188,26 +189,28 @@ def grouped(**more: object) -> Plan:
     return runs.plan_of(cohort=COHORT, rows=250, level="groups", group=GROUP, seed=3, **more)
 
 
-def gone(share: float, places: Sequence[tuple[str, int]]) -> FaultScript:
-    """Everybody, on its own, drops out at one of these places."""
+def absent(share: float) -> FaultScript:
+    """Everybody, on its own, is not there."""
 
     def script(round_id: RoundId, cohort: Sequence[ClientId]) -> list[Fault]:
         rng = np.random.default_rng([int(round_id), 8])
-        drawn = [
-            (c, places[int(rng.integers(len(places)))]) for c in cohort if rng.random() < share
-        ]
-        return [Drop(c, phase, stage=stage) for c, (phase, stage) in drawn]
+        return [Drop(c, "collect") for c in cohort if rng.random() < share]
 
     return script
 
 
 def in_groups(folder: Path, rounds: int = 20, **more: object) -> dict[str, Finding]:
-    """Two groups that meet in every round, with dropouts in each stage."""
-    plan = grouped()
-    faults = more.pop("faults", gone(0.05, dropout_places(plan.group_plan)))
+    """Two groups, some of whose members are absent and are waited for."""
     return attack(
         runs.record(
-            folder, plan, rounds, clients=COHORT, each=20, own_direction=True, faults=faults, **more
+            folder,
+            grouped(),
+            rounds,
+            clients=COHORT,
+            each=20,
+            own_direction=True,
+            faults=absent(0.1),
+            **more,
         )
     )
 
@@ -219,13 +222,26 @@ def test_fixed_groups_keep_every_attack_within_the_bound(tmp_path: Path) -> None
         assert best.trials > 100 and best.claimed < 0.4
         assert best.claimed == pytest.approx(best.chance)
         assert verdicts(found, name) == (Verdict.HOLDS, Verdict.HOLDS)
-    assert found["flips: a permanent answer changes"].verdict is Verdict.HOLDS
+
+
+def test_whole_models_in_groups_keep_every_attack_within_the_bound(tmp_path: Path) -> None:
+    plan = Plan(
+        scheme=Scheme.SECURE_FEDAVG,
+        cohort=COHORT,
+        tables=grouped().tables,
+        groups=GroupsPlan(size=GROUP),
+    )
+    folder = runs.record(tmp_path, plan, 12, clients=COHORT, own_direction=True, faults=absent(0.1))
+    found = attack(folder)
+    for name in (PARTICIPATION, MOVEMENT, LINKS):
+        assert found[f"{name}: {BEST_GUESS}"].trials > 100
+        assert verdicts(found, name) == (Verdict.HOLDS, Verdict.HOLDS)
 
 
 def test_members_of_a_group_send_the_same_but_for_keys_and_masks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some hold three rows and some thirty: no length tells, and they name the same rows."""
+    """Some hold three rows and some thirty: no length tells, and everybody sends as much."""
 
     def uneven(plan: Plan, clients: int, each: int, seed: int) -> list[np.ndarray]:
         rng = np.random.default_rng(seed)
@@ -234,20 +250,17 @@ def test_members_of_a_group_send_the_same_but_for_keys_and_masks(
 
     monkeypatch.setattr(runs, "uniform_sets", uneven)
     folder = runs.record(tmp_path, grouped(), 4, clients=COHORT)
-    lengths, named = defaultdict(set), defaultdict(set)
-    for round_id, entries in Record.load(folder).entries():
-        for entry, message in entries:
-            if entry.direction != "received":
-                continue
-            groups = cohorts_of(grouped()).formed(range(COHORT))
-            group = next(g for g in groups if entry.other in g)
-            stage = getattr(message, "stage", None)
-            lengths[round_id, group, entry.kind, stage].add(len(entry.data))
-            if isinstance(message, RevealedSet):
-                rows = tuple(part.rows.tobytes() for part in message.tables)
-                named[round_id, group].add((message.quorum, rows))
-    assert len(lengths) == 4 * 2 * 7 and len(named) == 4 * 2
-    assert {len(found) for found in (*lengths.values(), *named.values())} == {1}
+    groups = cohorts_of(grouped()).formed(range(COHORT))
+    lengths, epochs = defaultdict(set), defaultdict(set)
+    for entry, message in decoded(views.read(Record.load(folder).view)):
+        group = next(g for g in groups if entry.other in g)
+        if entry.direction == "received":
+            epoch = getattr(getattr(message, "statement", message), "epoch", None)
+            lengths[group, entry.kind, epoch].add(len(entry.data))
+            epochs[group, entry.other].add((entry.kind, epoch))
+    assert len(lengths) == 2 * (1 + 1 + 5)  # a deposit, fetches, and deliveries of five epochs
+    assert {len(found) for found in lengths.values()} == {1}
+    assert len({frozenset(found) for found in epochs.values()}) == 1
 
 
 @pytest.mark.slow
@@ -264,8 +277,8 @@ COMING_AND_GOING = {"newcomers": {3: 4, 8: 9}, "moving": 4}
 
 
 def test_newcomers_and_rows_that_come_and_go_stay_within_the_bound(tmp_path: Path) -> None:
-    plan = replace(grouped(period_rounds=5), cohort=GROUP)  # one group of several, by lot
-    faults = gone(0.03, dropout_places(plan.group_plan))
+    plan = grouped(period_rounds=5)
+    plan = replace(plan, cohort=GROUP, groups=replace(plan.groups, period=3))
     folder = runs.record(
         tmp_path,
         plan,
@@ -273,7 +286,7 @@ def test_newcomers_and_rows_that_come_and_go_stay_within_the_bound(tmp_path: Pat
         clients=2 * COHORT,
         each=20,
         own_direction=True,
-        faults=faults,
+        faults=absent(0.03),
         **COMING_AND_GOING,
     )
     found = attack(folder)
@@ -292,6 +305,7 @@ def test_two_hundred_rounds_of_the_default_with_all_that_a_plan_admits(
     plan = replace(
         runs.plan_of(cohort=20, rows=rows, level="groups", period_rounds=50, seed=5),
         union=UnionPlan(max_rows=each),
+        groups=GroupsPlan(period=20),
     )
     folder = runs.record(
         tmp_path,
@@ -300,7 +314,7 @@ def test_two_hundred_rounds_of_the_default_with_all_that_a_plan_admits(
         clients=clients,
         each=each,
         own_direction=True,
-        faults=gone(0.02, dropout_places(plan.group_plan)),
+        faults=absent(0.02),
         newcomers={50: 15, 90: 5},
         moving=each // 5,
     )
@@ -316,38 +330,18 @@ def test_groups_that_are_mixed_anew_name_their_members(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(MemoryPeriods, "group", lambda self, federation, members: members)
-    original = Cohorts.sample
+    original = EpochFederation.round
 
-    def mixed(self: Cohorts, round_id: RoundId) -> list[ClientId]:
-        self.groups = cohorts_of(replace(self.plan, seed=int(round_id))).formed(self.population)
-        return original(self, round_id)
+    def mixed(self: EpochFederation) -> Iterator[Event]:
+        number = self.next_round
+        again = cohorts_of(replace(self.plan, seed=number))
+        self.cohorts.groups = again.formed(self.cohorts.population)
+        for name in ("epochs", "_real"):  # groups begin anew
+            vars(self).pop(name, None)
+        self.epochs.next_round = number
+        return original(self)
 
-    monkeypatch.setattr(Cohorts, "sample", mixed)
-    found = in_groups(tmp_path, rounds=8)
+    monkeypatch.setattr(EpochFederation, "round", mixed)
+    found = attack(runs.record(tmp_path, grouped(), 8, clients=COHORT, each=20, own_direction=True))
     for name in ATTACKS:
         assert found[f"{name}: {BEST_GUESS}"].verdict is Verdict.BROKEN
-
-
-def test_a_group_that_opens_without_a_member_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def tolerant(self: Plan) -> Plan:
-        if not self.grouped:
-            return self
-        security = SecurityPlan(dropout=0.4, graph=GraphKind.COMPLETE)
-        return replace(self, cohort=self.group_size, security=security)
-
-    monkeypatch.setattr(Plan, "group_plan", property(tolerant))
-    found = in_groups(tmp_path, rounds=12, faults=gone(0.15, [("collect", 0), ("collect", 1)]))
-    for name in ATTACKS:
-        assert found[f"{name}: {BEST_GUESS}"].verdict is Verdict.BROKEN
-
-
-def test_members_that_answer_each_in_its_own_way_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(FixedGroups, "check_choices", lambda self, choices: None)
-    found = in_groups(tmp_path, rounds=12, chosen=LEVELS["cpp4"], faults=None)
-    for name in (COUNTS, MOVEMENT, LINKS):
-        assert found[f"{name}: {BEST_GUESS}"].verdict is Verdict.BROKEN
-    assert found["flips: a permanent answer changes"].verdict is Verdict.BROKEN

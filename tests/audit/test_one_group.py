@@ -9,23 +9,25 @@ opens anything, and the holder is one of ten.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tessera import wire
+from tessera.audit.epochs import EpochReplay
+from tessera.audit.record import decoded
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.row_names import OwnNames, RowNames
 from tessera.ids import SERVER, ClientId
 from tessera.plan import GroupsPlan, ModelPlan, Plan, Scheme, TablePlan, UnionPlan
-from tessera.privacy.index.period import MemoryPeriods
+from tessera.privacy.index.period import AnotherGroup, MemoryPeriods
+from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.local_state import LocalState
-from tessera.rounds.messages import UnionOpened
 from tessera.services.offered_rows import OfferedRows, OneGroup
 from tessera.simulation import population
-from tessera.simulation.federation import Federation
+from tessera.simulation.epochs import federation_for
 from tessera.simulation.subcohort import Participant
 from tessera.simulation.views import RoundViews
 
@@ -67,6 +69,7 @@ def transcript(devices: Devices, name: str, store: OfferedRows | None) -> dict[i
     device_of, item_of = np.argsort(client_of), np.argsort(row_of)
     own = RowNames([f"item {item}" for item in item_of])
     keys = {ClientId(c): f"{name} {c}".encode() for c in range(devices.number)}
+    groups = cohorts_of(plan).formed(sorted(keys))
     table = plan.tables[0].name
     members = {}
     for device in range(devices.number):
@@ -79,11 +82,12 @@ def transcript(devices: Devices, name: str, store: OfferedRows | None) -> dict[i
                 kinds={table: "item"},
                 names={"item": own},
             )
-            periods = OneGroup(periods, store, plan, client, names, directory=keys)
+            (group,) = [each for each in groups if client in each]
+            periods = OneGroup(periods, store, plan, client, names, directory=keys, members=group)
         rows = np.sort(row_of[devices.of(device)]).astype(np.uint64)
         members[client] = Participant(LocalState(real={table: rows}, periods=periods), None)
     views = RoundViews([SERVER])
-    federation = Federation(
+    federation = federation_for(plan)(
         plan,
         dict(sorted(members.items())),
         dense=population.dense(plan),
@@ -92,13 +96,13 @@ def transcript(devices: Devices, name: str, store: OfferedRows | None) -> dict[i
         entropy=ScriptedEntropy(name.encode()),
         views=views,
     )
-    list(federation.round())
+    with suppress(AnotherGroup):  # who refuses has sent nothing
+        list(federation.round())
     opened: dict[int, set[int]] = {}
-    for seen in views.taken(SERVER):
-        if seen.direction == "sent" and seen.kind == UnionOpened.__name__:
-            union = wire.decode(seen.data, expect=[UnionOpened])
-            for row in union.tables[plan.table_id(table)].tolist():
-                opened.setdefault(int(item_of[row]), set()).add(int(device_of[seen.other]))
+    for view in EpochReplay(plan).take(decoded(views.taken(SERVER))):
+        for row in view.union.tolist():
+            devices_there = {int(device_of[client]) for client in view.met}
+            opened.setdefault(int(item_of[row]), set()).update(devices_there)
     return opened
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.audit.finding import LEVEL, ClusteredTrials, Finding, FindingUnit, wilson
-from tessera.audit.record import RoundView, Truth
+from tessera.audit.round_view import RoundView, Truth
 from tessera.ids import ClientId
 from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan

@@ -15,7 +15,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from tessera.audit.finding import Finding
 from tessera.audit.ratings.labels import Labels
 from tessera.audit.ratings.record import RatingRound, rating_round
-from tessera.audit.record import Entries, Record, RoundView, Shown, Truth, replays
+from tessera.audit.record import Record, Shown, replays
+from tessera.audit.round_view import Entries, RoundView, Truth
 from tessera.audit.two_server_view import LEADER, TwoServerView, both_views
 from tessera.crypto.keys import SealingKey
 from tessera.errors import ConfigError
@@ -69,6 +70,7 @@ class RoundSeen:
     box_key: SealingKey | None = field(default=None, repr=False)
     seeds: dict[RoundId, bytes] = field(default_factory=dict, repr=False)  # of the rounds before
     labels: Labels | None = field(default=None, repr=False)
+    epoch: RoundView | None = field(default=None, repr=False)  # of a fixed group, instead of phases
 
     @cached_property
     def messages(self) -> list[list[Any]]:
@@ -80,7 +82,8 @@ class RoundSeen:
     @cached_property
     def sums(self) -> list[RoundView]:
         """Every secure sum, replayed."""
-        found = replays(self.plan, self.round_id, self.entries)
+        found: list[RoundView] = [] if self.epoch is None else [self.epoch]
+        found += replays(self.plan, self.round_id, self.entries)
         return self._scored(found, (c for view in found for c in view.in_union), self.truth)
 
     @cached_property
@@ -126,7 +129,18 @@ class RoundSeen:
 
 
 def rounds_of(record: Record) -> Iterator[RoundSeen]:
-    """Every round of a record, in order."""
+    """Every round of a record, in order; of fixed groups every epoch whose sum opened."""
+    if record.plan.grouped:
+        for view in record.rounds():
+            yield RoundSeen(
+                plan=record.plan,
+                round_id=view.round_id,
+                truth=record.truth,
+                entries=[],
+                labels=record.labels,
+                epoch=view,
+            )
+        return
     seeds: dict[RoundId, bytes] = {}
     for round_id, entries, helper_entries in record.entries_of_both():
         yield RoundSeen(

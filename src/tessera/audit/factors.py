@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from tessera.audit.record import RoundView
+from tessera.audit.round_view import RoundView
 from tessera.audit.transcript import Bits, Clients
 from tessera.learning.averaging import TableMean
 from tessera.learning.compression import signed

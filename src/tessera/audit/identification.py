@@ -30,7 +30,7 @@ from tessera.audit import evidence
 from tessera.audit.evidence import Circle, circles
 from tessera.audit.finding import Finding
 from tessera.audit.guesses import CLIENT, Claims, GuessTrials, HolderClaim, holder_claim
-from tessera.audit.record import RoundView, Truth
+from tessera.audit.round_view import RoundView, Truth
 from tessera.audit.transcript import Indices, Meeting, Transcript, common_holders
 from tessera.audit.two_server_view import EITHER, TwoServerView
 from tessera.ids import SERVER, ClientId

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from tessera.audit.finding import ClusteredTrials, Finding
-from tessera.audit.record import Truth
+from tessera.audit.round_view import Truth
 from tessera.ids import ClientId
 from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan

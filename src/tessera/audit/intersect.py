@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from tessera.audit.answers import PeriodAttack
 from tessera.audit.finding import ClusteredTrials, Finding
-from tessera.audit.record import RoundView
+from tessera.audit.round_view import RoundView
 from tessera.ids import ClientId
 from tessera.learning.tables.submodel import Ids
 from tessera.protocols.union.decoys import decoy_count

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tessera.audit.attack import RoundSeen
+from tessera.audit.epochs import EpochReplay
 from tessera.audit.evidence import Circle
 from tessera.audit.identification import LINKS, IdentificationAttacks
 from tessera.audit.in_the_clear import ClearRows
-from tessera.audit.record import RoundView, Shown, Truth, decoded, shown
+from tessera.audit.record import Shown, decoded, shown
+from tessera.audit.round_view import RoundView, Truth
 from tessera.audit.two_server_view import EITHER, TwoServerView
 from tessera.ids import ClientId, RoundId
 from tessera.learning.tables.submodel import Ids
@@ -52,6 +54,7 @@ class PersonWatch:
         self.plan, self._truth = plan, truth
         rows = np.unique(np.concatenate([truth[c] for c in clients]))
         self._clear: ClearRows | None = None
+        self._epochs = EpochReplay(plan) if plan.grouped else None
         self._guessed = IdentificationAttacks(plan.group_plan, truth, rows)
         there = shown(plan)
         if Shown.SHARES in there:
@@ -61,6 +64,10 @@ class PersonWatch:
 
     def take(self, round_id: RoundId, entries: Iterable[ViewEntry]) -> None:
         """One more round, as the server saw it."""
+        if self._epochs is not None:
+            for epoch in self._epochs.take(decoded(entries)):
+                self._guessed.take(epoch)
+            return
         seen = RoundSeen(
             plan=self.plan, round_id=round_id, truth=self._truth, entries=list(decoded(entries))
         )

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tessera import wire
+from tessera.audit.epochs import EpochReplay
 from tessera.audit.ratings.labels import Labels
+from tessera.audit.round_view import Entries, PhasesView, RoundView, Truth
 from tessera.crypto.keys import SealingKey
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError, PeerError, RoundAborted, WireError
@@ -39,23 +40,15 @@ from tessera.protocols.secagg.messages import (
     Roster,
 )
 from tessera.protocols.secagg.params import Threat
-from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.server import SecAggServerSetup, Server
 from tessera.protocols.secagg.transcript import NOTHING, Digests
 from tessera.protocols.two_server.messages import SignedHeader
 from tessera.rounds import schemes
-from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.delivery import model_digest, row_digests
 from tessera.rounds.messages import Download, UnionOpened
 from tessera.runs.folder import HELPER_KEY, TRUTH, VIEWS, RunFolder
 from tessera.simulation import views
 from tessera.simulation.views import ViewEntry
-
-Mask = npt.NDArray[np.bool_]
-Truth = Mapping[ClientId, Ids]
-"""Everybody's real rows, as ids of the union's one space."""
-Entries = list[tuple[ViewEntry, Any]]
-"""Of a view, each with its message."""
 
 
 class Shown(Enum):
@@ -66,7 +59,8 @@ class Shown(Enum):
     UPLOADS = "single clients' gradients of ratings"
     RATING_SUMS = "sums of gradients of ratings"
     SUMS = "masked sums over whole cohorts"
-    ANSWERS = "randomised answers"
+    UNIONS = "unions of clients' rows"
+    ANSWERS = "randomised answers, in sums with shares for those who drop out"
     GROUPS = "fixed groups"
     SHARES = "keys and shares at each of two servers"
     SHARED_ROWS = "rows of a sum that two servers open"
@@ -88,72 +82,14 @@ def shown(plan: Plan, labels: Labels | None = None) -> frozenset[Shown]:
         Shown.UPLOADS: uploads,
         Shown.RATING_SUMS: rated and total.masks and plan.security.sharing is not Sharing.PLAIN,
         Shown.SUMS: all_masked,
-        Shown.ANSWERS: answers,
-        Shown.GROUPS: answers and cohorts_of(plan).opens_whole,
+        Shown.UNIONS: answers,
+        Shown.ANSWERS: answers and not plan.grouped,
+        Shown.GROUPS: answers and plan.grouped,
         Shown.SHARES: total.two_servers,
         Shown.SHARED_ROWS: total.two_servers and bool(plan.tables),
         Shown.KEY_PERIODS: total.two_servers and plan.key_rounds > 1,
     }
     return frozenset(what for what, there in found.items() if there)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundView:
-    """What the server knows after a round, as far as the round came.
-
-    Row ids are those of the union's one space: the tables whose rows clients choose, one after the
-    other (`Plan.offsets`). Rows of derived tables follow from them and are left out.
-    """
-
-    plan: Plan
-    round_id: RoundId
-    roster: Roster = field(repr=False)
-    sharers: tuple[ClientId, ...]  # whose shares went round: those who mask each other
-    union: Ids = field(repr=False)  # empty if it was not opened
-    revealed: Mapping[ClientId, Ids] = field(repr=False)
-    members: Mapping[ClientId, Ids] = field(repr=False)  # of the groups that met their quorum
-    opened: Ids = field(repr=False)
-    counts: npt.NDArray[np.int64] = field(repr=False)  # of the opened rows
-    sums: tuple[StageSum, ...] = field(repr=False)
-    inputs: tuple[MaskedInput, ...] = field(repr=False)
-    shares: tuple[RevealedShares, ...] = field(repr=False)
-    downloads: Mapping[ClientId, Download] = field(repr=False)  # who was sent which model
-
-    @property
-    def period(self) -> int:
-        return self.plan.period(self.round_id)
-
-    @property
-    def in_union(self) -> tuple[ClientId, ...]:
-        """The clients whose rows are in the union; nobody where there is none."""
-        return self._survivors(0) if len(self.plan.stages) == 2 else ()
-
-    @property
-    def survivors(self) -> tuple[ClientId, ...]:
-        """The clients whose update is in the sum; nobody if it was not opened."""
-        return self._survivors(len(self.plan.stages) - 1)
-
-    @property
-    def finished(self) -> bool:
-        return len(self.sums) == len(self.plan.stages)
-
-    @property
-    def count(self) -> npt.NDArray[np.int64]:
-        """For each row of the union its count, -1 where the row was not opened."""
-        found = np.full(len(self.union), -1, dtype=np.int64)
-        found[np.searchsorted(self.union, self.opened)] = self.counts
-        return found
-
-    def among(self, rows: Mapping[ClientId, Ids], clients: Iterable[ClientId]) -> Mask:
-        """(clients, rows of the union): whose `rows` have which row in them."""
-        none = np.zeros(0, dtype=np.uint64)
-        found = [np.isin(self.union, rows.get(c, none)) for c in clients]
-        return np.array(found, dtype=np.bool_).reshape(-1, len(self.union))
-
-    def _survivors(self, stage: int) -> tuple[ClientId, ...]:
-        if len(self.sums) <= stage:
-            return ()
-        return tuple(ClientId(int(c)) for c in self.sums[stage].survivors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +127,7 @@ class Record:
                 f"{everything}, and no views are recorded to show it",
                 hint=f"run with --record-views to see it read, or under {_hiding()}",
             )
-        if plan.security.threat is Threat.ACTIVE and Shown.SHARES not in there:
+        if plan.security.threat is Threat.ACTIVE and not there & {Shown.SHARES, Shown.GROUPS}:
             raise ConfigError(
                 f"{folder}: the signatures of an active setting are checked with a directory that "
                 "is not in the server's view",
@@ -240,24 +176,18 @@ class Record:
             yield round_id, seen, ahead[1] if ahead is not None and ahead[0] == round_id else []
 
     def rounds(self) -> Iterator[RoundView]:
-        """Every round in which a roster was sent, in order."""
+        """Every round in which a roster was sent, or every update of a fixed group that opened."""
+        if self.plan.grouped:
+            yield from EpochReplay(self.plan).take(_read(self.view))
+            return
         for round_id, seen in self.entries():
             yield from replays(self.plan, round_id, seen)
 
 
-def replays(plan: Plan, round_id: RoundId, seen: Entries) -> list[RoundView]:
-    """The round's secure sums once more: one, or one of each fixed group that met.
-
-    None if no client was sent a roster.
-    """
+def replays(plan: Plan, round_id: RoundId, seen: Entries) -> list[PhasesView]:
+    """The round's secure sum once more; none if no client was sent a roster."""
     if not schemes.of(plan).masks:
         return []
-    if plan.grouped:
-        found = [
-            replayed(plan.group_plan, round_id, [e for e in seen if e[0].other in group])
-            for group in _groups_in(seen)
-        ]
-        return [view for view in found if view is not None]
     if plan.drawn_in_secret:  # everybody who was drawn is told how the round ended
         drawn = {entry.other for entry, _ in seen}
         if len(drawn) < 2:
@@ -278,12 +208,6 @@ def _hiding() -> str:
     """The schemes under which there is something to attack, as a plan has them."""
     names = [f'"{entry.name}"' for entry in schemes.SCHEMES.values() if entry.hides]
     return f"scheme = {', '.join(names[:-1])} or {names[-1]}"
-
-
-def _groups_in(seen: Entries) -> list[frozenset[ClientId]]:
-    """Who met whom in a round of fixed groups: a group is invited as a whole, and has a roster."""
-    rosters = [m for _, m in seen if isinstance(m, Roster)]
-    return list(dict.fromkeys(frozenset(m.client for m in roster.members) for roster in rosters))
 
 
 def _by_round(path: Path) -> Iterator[tuple[RoundId, Entries]]:
@@ -347,7 +271,7 @@ def _read(path: Path) -> Iterator[tuple[ViewEntry, Any]]:
         ) from error
 
 
-def replayed(plan: Plan, round_id: RoundId, seen: Entries) -> RoundView | None:
+def replayed(plan: Plan, round_id: RoundId, seen: Entries) -> PhasesView | None:
     """The round once more, through the server's own code; None if not even a roster was sent."""
     roster = next((m for _, m in seen if isinstance(m, Roster)), None)
     if roster is None:
@@ -401,7 +325,7 @@ def _view(
     revealed: Mapping[ClientId, RevealedSet],
     downloads: Mapping[ClientId, Download],
     messages: list[Any],
-) -> RoundView:
+) -> PhasesView:
     ids = {} if union is None else dict(union.tables)
     roots = [plan.table_id(t.name) for t in plan.roots if plan.table_id(t.name) in ids]
     start = {t: np.uint64(plan.offsets[plan.tables[t].name]) for t in roots}
@@ -414,9 +338,11 @@ def _view(
     tables = sums[-1].tables if len(sums) == len(plan.stages) else {}
     clients = {c for part in tables.values() for c in part.members}
     count = [signed(tables[t].words[:, -1], plan.ring) for t in roots if t in tables]
-    return RoundView(
+    return PhasesView(
         plan=plan,
         round_id=round_id,
+        period=plan.period(round_id),
+        met=tuple(m.client for m in roster.members),
         roster=roster,
         sharers=next(
             (

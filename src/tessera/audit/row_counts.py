@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tessera.audit.answers import History, PeriodAttack, RevealedSets
 from tessera.audit.finding import ClusteredTrials, Finding
-from tessera.audit.record import RoundView, Truth
+from tessera.audit.round_view import RoundView, Truth
 from tessera.ids import ClientId, RoundId
 from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.audit.record import RoundView, Truth
+from tessera.audit.round_view import RoundView, Truth
 from tessera.audit.two_server_view import TwoServerView
 from tessera.ids import ClientId
 from tessera.learning.compression import signed
@@ -151,7 +151,7 @@ class Transcript:
             Meeting(
                 round_id=int(view.round_id),
                 period=view.period,
-                met=tuple(m.client for m in view.roster.members),
+                met=view.met,
                 present=view.in_union,
                 in_union=self._among(view.union) if view.in_union else None,
                 answers=self._said(answered, view.revealed)

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.audit.finding import ClusteredTrials, Finding
-from tessera.audit.record import Truth
+from tessera.audit.round_view import Truth
 from tessera.audit.two_server_view import (
     EITHER,
     LEADER,

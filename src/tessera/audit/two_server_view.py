@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.audit.record import Entries
+from tessera.audit.round_view import Entries
 from tessera.crypto import dpf, prg
 from tessera.crypto.cuckoo import Layout
 from tessera.crypto.group import Words

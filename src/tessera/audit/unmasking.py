@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.audit.finding import ClusteredTrials, Finding
-from tessera.audit.record import RoundView, Truth
+from tessera.audit.round_view import PhasesView, Truth
 from tessera.crypto import prg
 from tessera.crypto.keys import AgreementKey
 from tessera.crypto.prg import Label
@@ -41,7 +41,7 @@ SIMILAR: Final = 0.5
 
 
 def recovered(
-    view: RoundView, stage: StageId, kind: str, owners: Iterable[ClientId]
+    view: PhasesView, stage: StageId, kind: str, owners: Iterable[ClientId]
 ) -> dict[ClientId, Secret]:
     """The secrets that the shares of one kind ("self_masks", "mask_keys") give, unchecked."""
     params = view.plan.secagg(view.round_id)
@@ -64,7 +64,7 @@ class KeptShares:
     truth: Truth = field(repr=False)
     _opened: ClusteredTrials = field(default_factory=ClusteredTrials)
 
-    def take(self, view: RoundView) -> None:
+    def take(self, view: PhasesView) -> None:
         late = sorted(set(view.in_union) - set(view.survivors))
         if not view.finished or not late:
             return
@@ -87,7 +87,7 @@ class KeptShares:
             )
         ]
 
-    def _open(self, view: RoundView, client: ClientId, seed: Secret, key: AgreementKey) -> bool:
+    def _open(self, view: PhasesView, client: ClientId, seed: Secret, key: AgreementKey) -> bool:
         params, spec = self.plan.secagg(view.round_id), self.plan.stages[UNION]
         public = {m.client: m.stages[UNION].mask_key for m in view.roster.members}
         if key.public != public[client]:
@@ -119,7 +119,7 @@ class LoneRows:
     _open: ClusteredTrials = field(default_factory=ClusteredTrials)
     _chance: float = 0.0
 
-    def take(self, view: RoundView) -> None:
+    def take(self, view: PhasesView) -> None:
         if not view.finished:
             return
         plan, total = self.plan, view.sums[UPDATE]

@@ -7,15 +7,15 @@ and a fifth the counts:
   to the own row that one of the members would have begun with, if that followed from the plan's
   seed or a number of the member;
 - *counts against public draws*, by the server: below;
-- *moves over failed rounds*, by a server that is late, or lies about it: whoever was not sent a
-  model in rounds that failed has trained less, if training in a failed round lasts;
+- *moves after a wait*, by the server: the member that came last has trained otherwise than those
+  who waited for it, if what it was given, or what it kept, depends on when it came;
 - *one known row* and *a known number of examples*: who knows either of a member links its other
   rows. B does not hold against those who know something already; how far they come is measured.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -34,7 +34,8 @@ from tessera.audit.factors import (
 )
 from tessera.audit.finding import ClusteredTrials, Finding, average
 from tessera.audit.guesses import BEST_GUESS, BY_BOUND, CLIENT, GroupClaim, GuessTrials
-from tessera.audit.record import Record, RoundView, Truth
+from tessera.audit.record import Record
+from tessera.audit.round_view import RoundView, Truth
 from tessera.audit.transcript import Clients
 from tessera.ids import SERVER, ClientId
 from tessera.learning.tables.submodel import Ids
@@ -48,7 +49,7 @@ Drawn = Callable[[int, ClientId, int], Counts]
 FIRST_ROWS: Final = "public first rows"
 TWO_DOWNLOADS: Final = "public first rows, from two downloads"
 DRAWS: Final = "counts against public draws"
-FAILED_ROUNDS: Final = "moves over failed rounds"
+WAITED: Final = "moves after a wait"
 KNOWN_ROW: Final = "one known row"
 KNOWN_EXAMPLES: Final = "a known number of examples"
 LINKED: Final = "the member's other rows that are linked"
@@ -88,27 +89,17 @@ class AttackerKnowledge(Protocol):
 
 @dataclass(slots=True)
 class _Group:
-    """What was seen of one group: sums that opened, and who had been sent a model in between."""
+    """The sums of one group that opened, and who came last in each."""
 
     opened: list[OpenedFactors] = field(default_factory=list)
-    trained: list[dict[ClientId, int]] = field(default_factory=list)  # in failed rounds before each
-    _waiting: dict[ClientId, int] = field(default_factory=lambda: defaultdict(int))
-
-    def failed(self, sent: Sequence[ClientId]) -> None:
-        for client in sent:
-            self._waiting[client] += 1
-
-    def add(self, one: OpenedFactors) -> None:
-        self.opened.append(one)
-        self.trained.append(dict(self._waiting))
-        self._waiting.clear()
+    last: list[ClientId] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class ValueAttacks:
     """Takes every opened sum of fixed groups, and attacks once all are there.
 
-    `rounds` go in by `take` where there is a record, or one by one by `add` and `failed`.
+    They go in by `take` where there is a record, or one by one by `add`.
     """
 
     plan: Plan
@@ -127,21 +118,18 @@ class ValueAttacks:
         root = self.root
         if root is None:
             return
-        members = tuple(sorted(m.client for m in view.roster.members))
+        members = tuple(sorted(view.met))
         one = OpenedFactors.of_view(view, root)
         if one is None:
-            self.failed(members, tuple(view.downloads))
             return
-        self.add(replace(one, members=members))
+        self.add(replace(one, members=members), last=list(view.downloads)[-1])
         self._two_downloads(view, root, members)
 
-    def add(self, one: OpenedFactors) -> None:
-        """A sum of a group that opened."""
-        self.groups.setdefault(one.members, _Group()).add(one)
-
-    def failed(self, members: Clients, sent: Sequence[ClientId]) -> None:
-        """A round of a group that did not open: who had been sent the model by then."""
-        self.groups.setdefault(members, _Group()).failed(sent)
+    def add(self, one: OpenedFactors, *, last: ClientId) -> None:
+        """A sum of a group that opened, and the last to be given what the group was given."""
+        group = self.groups.setdefault(one.members, _Group())
+        group.opened.append(one)
+        group.last.append(last)
 
     def findings(self) -> list[Finding]:
         return [
@@ -167,7 +155,7 @@ class ValueAttacks:
                 "member's number",
                 claim=BY_BOUND,
             ),
-            self.failed_rounds(),
+            self.waited(),
             *self.known_row(),
             self.known_examples(),
         ]
@@ -220,34 +208,26 @@ class ValueAttacks:
             found.add(circle, holds[kept], claims, np.random.default_rng([number, 41]))
         return found
 
-    def failed_rounds(self) -> Finding:
-        """The rows that moved least between two sums, for those who trained least in between."""
+    def waited(self) -> Finding:
+        """The rows that moved least between two sums, for the member that the second waited for."""
         trials, claimed = ClusteredTrials(), []
         for members, group in sorted(self.groups.items()):
-            for before, after, trained in zip(
-                group.opened, group.opened[1:], group.trained[1:], strict=False
+            for before, after, last in zip(
+                group.opened, group.opened[1:], group.last[1:], strict=False
             ):
-                often = [trained.get(c, 0) for c in members]
-                least = [c for c, k in zip(members, often, strict=True) if k == min(often)]
-                if len(least) == len(members):
-                    continue
                 rows, moved = _moved(before, after)
                 circle = self._circle(after.only(np.isin(after.rows, rows)), members)
-                count = round(len(rows) * len(least) / len(members))
-                rng = np.random.default_rng([before.round_id, after.round_id, int(members[0])])
-                for at in np.argsort(moved, kind="stable")[:count]:
-                    guess = least[int(rng.integers(len(least)))]
-                    right = circle.truth[at, members.index(guess)]
-                    trials.add(int(guess), int(right), 1)
+                for at in np.argsort(moved, kind="stable")[: round(len(rows) / len(members))]:
+                    trials.add(int(last), int(circle.truth[at, members.index(last)]), 1)
                     held = max(1, int(circle.truth[at].sum()))
                     claimed.append(self.plan.promise.bound(holders=held))
         return trials.finding(
-            f"{FAILED_ROUNDS}: {BEST_GUESS}",
-            kind=FAILED_ROUNDS,
+            f"{WAITED}: {BEST_GUESS}",
+            kind=WAITED,
             claimed=float(np.mean(claimed)) if claimed else 1.0,
             chance=float(np.mean(claimed)) if claimed else float("nan"),
-            meaning="the rows whose factors moved least between two opened sums belong to a member "
-            f"that was not sent the model in the failed rounds between them. {BY_BOUND}",
+            meaning="the rows whose factors moved least between two opened sums belong to the "
+            f"member that came last, and that the others waited for. {BY_BOUND}",
         )
 
     # --- what prior knowledge adds ---

@@ -31,7 +31,7 @@ from tessera.runs.folder import free_folder
 
 if TYPE_CHECKING:
     from tessera.audit.person import PersonWatch
-    from tessera.audit.record import Truth
+    from tessera.audit.round_view import Truth
     from tessera.report.demo import Demonstration
     from tessera.tasks import Task
 

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.audit.ratings.gradient import Floats, Upload
-from tessera.audit.record import RoundView, unmasked_clients
+from tessera.audit.record import unmasked_clients
+from tessera.audit.round_view import RoundView
 from tessera.ids import ClientId, RoundId
 from tessera.learning.compression import signed
 from tessera.learning.rating_models import ITEMS
@@ -71,6 +72,8 @@ def rating_round(
     bare = unmasked_clients(plan, seen)
     apart = plan.part(secure=False, clients=len(bare)) if schemes.of(plan).masks and bare else plan
     sent = {ClientId(int(e.other)): m for e, m in seen if isinstance(m, Download)}
+    if view is not None:
+        sent |= view.downloads
     named = {m.sender: m for _, m in seen if isinstance(m, PlainRows)}
     counted = {
         ClientId(int(e.other))
