@@ -33,7 +33,7 @@ Members = tuple[ClientId, ...]
 
 
 @dataclass(slots=True)
-class _Group:
+class _GroupSeen:
     """The epoch of a group that members are given, and what has come."""
 
     header: EpochHeader
@@ -60,7 +60,7 @@ class EpochReplay:
     def __init__(self, plan: Plan) -> None:
         """`plan` is the federation's."""
         self.plan = plan.group_plan
-        self._groups: dict[Members, _Group] = {}
+        self._groups: dict[Members, _GroupSeen] = {}
         self._members: dict[ClientId, Members] = {}
 
     def take(self, seen: Iterable[tuple[ViewEntry, Any]]) -> Iterator[RoundView]:
@@ -74,7 +74,7 @@ class EpochReplay:
     def _given(self, client: ClientId, work: EpochWork) -> None:
         assigned: Assignment = wire.decode(work.assignment, expect=(Assignment,))
         members = tuple(sorted(each.sender for each in assigned.certificate.entries))
-        group = self._groups.setdefault(members, _Group(assigned.header))
+        group = self._groups.setdefault(members, _GroupSeen(assigned.header))
         self._members |= dict.fromkeys(members, members)
         if assigned.header != group.header:
             group.begin(assigned.header)
@@ -97,7 +97,7 @@ class EpochReplay:
         if len(group.vectors) == len(members) and group.header.kind is EpochKind.UPDATE:
             yield self._opened(members, group)
 
-    def _opened(self, members: Members, group: _Group) -> RoundView:
+    def _opened(self, members: Members, group: _GroupSeen) -> RoundView:
         plan, base = self.plan, next(iter(group.downloads.values()))
         update = UpdateLayout(plan, _places(plan, base)).summed(group.total, members)
         union = _in_one_space(plan, group.union)
