@@ -395,7 +395,8 @@ def test_nothing_is_sent_from_a_full_disk(folder: Path) -> None:
         with full(client.journal), pytest.raises(JournalFailed, match="is the disk full"):
             client.train()
         client.load()
-        assert not client.outgoing and client.pending is not None
+        assert not client.outgoing and client.pending is None, "it asks first"
+        client.take(assigned(run, first))
         client.train()
         (sent,) = client.outgoing
         with full(run.leader.journal), pytest.raises(JournalFailed):

@@ -5,14 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import pytest
-
 from services.group_lab import GroupLab, grouped
 from tessera.crypto.entropy import SystemEntropy
 from tessera.ids import ClientId
 
 
-@pytest.mark.xfail(reason="a woken client sends what it trains before it has asked the leader")
 def test_a_client_set_back_within_an_epoch_sends_nothing_again(tmp_path: Path) -> None:
     """The copy is of the moment when it had the base, and had not delivered."""
     run = GroupLab(grouped(4, 4), tmp_path, 4, entropy=SystemEntropy)

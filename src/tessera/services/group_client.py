@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from typing import Final
 
+from tessera import wire
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import SigningKey
 from tessera.errors import MisuseError, ServerFault, TesseraError
@@ -24,6 +25,7 @@ from tessera.protocols.epochs.chain import EpochHeader
 from tessera.protocols.machine import Outbound, Over
 from tessera.protocols.membership.proof import CheckedGroup
 from tessera.rounds.epochs.client import EpochClient, EpochClientSetup
+from tessera.rounds.epochs.messages import EpochWork
 from tessera.rounds.local_state import LocalState, Word
 from tessera.rounds.noise import noise_of
 from tessera.services.client import MakeLocal, Train, TrainingResult
@@ -81,6 +83,7 @@ class GroupClientService:
         load_local(journal, name, self.local)
         self.left = (journal.fact(name, LEFT_GROUP) or b"").decode()
         self.outgoing: list[bytes] = []
+        self._asked = False
         self.role: EpochClient | None = None
         found = stored_role(self._links, ONLY)
         self._in_hand = found is not None
@@ -115,8 +118,11 @@ class GroupClientService:
 
     @property
     def pending(self) -> Submodel | None:
-        """What is to be trained now."""
-        return None if self.role is None or self.left or self.retired else self.role.pending
+        """What is to be trained now: after a start not before the leader was asked. It has the
+        delivery of a client that was restored to an earlier state, which then leaves."""
+        if self.role is None or self.left or self.retired or not self._asked:
+            return None
+        return self.role.pending
 
     @property
     def leaves_in(self) -> float:
@@ -158,6 +164,7 @@ class GroupClientService:
             except ServerFault as fault:
                 self._leave(fault.reason)
                 out = []
+            self._asked = self._asked or wire.kind_of(data) is EpochWork
             if self.retired and (last := self.local.unsettled) is not None:
                 self.local.settle(last, counted=False, by=Word.SERVER)
             self._in_hand = self._epoch not in (before, None) or bool(out)
