@@ -330,3 +330,12 @@ def test_a_group_that_waits_too_long_is_retired():
     assert [end.groups_retired for end in ends] == [0] * 4 + [1] * 5
     group = fed.epochs.group_of(late)
     assert "has not come" in group.at.retired and all(end.groups_opened == 1 for end in ends[1:])
+
+
+def test_all_groups_have_their_turns():
+    """Also those whose union is still to come: none is met again before others are met at all."""
+    fed = waiting(40, cohort=8)
+    for _ in range(25):
+        ended(fed)
+    updates = [group.at.updates for group in groups_of(fed)]
+    assert sum(updates) == 25 * 2 and min(updates) >= 1 and max(updates) <= 12

@@ -31,8 +31,8 @@ from tessera.rounds.root import draw_root
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.words import RoundResult, merged
 
-AHEAD: Final = 3
-"""Unions are under way, or done, for so many times the groups of a cohort."""
+AHEAD: Final = 2
+"""A union is asked for once a group's turn is within so many times the groups of a cohort."""
 LEAVER: Final = "a member has not come for longer than the plan waits"
 
 Make = Callable[[int, tuple[ClientId, ...]], GroupEpochs]
@@ -89,41 +89,42 @@ class EpochCourse:
     # --- who is due -----------------------------------------------------------------------------
 
     def unions(self, round_id: RoundId) -> list[ClientId]:
-        """To whom a union is due in this round: of groups that wait for one, and of the next."""
+        """To whom a union is due in this round: of groups that wait for one, and of those whose
+        turn is near and who have none yet."""
         if not self.plan.group_plan.has_union or not self.members:
             return []
-        met = [g for g in self.met if not g.at.retired]
-        ahead = sum(g.next_kind is EpochKind.UNION or not g.begun for g in met)
-        wanted = AHEAD * -(-self.plan.cohort // len(self.members[0])) - ahead
-        met += [self.group(at) for at in self._shuffled(round_id, self._fresh)[: max(0, wanted)]]
-        due = (g for g in met if g.next_kind is EpochKind.UNION)
+        wanted = AHEAD * -(-self.plan.cohort // len(self.members[0]))
+        for at in self._turns(round_id)[:wanted]:
+            self.group(at)
+        due = (g for g in self.met if not g.at.retired and g.next_kind is EpochKind.UNION)
         return sorted(client for group in due for client in group.due)
 
     def invited(self, round_id: RoundId) -> list[ClientId]:
         """The cohort of a round, among those to whom an update is due: fewer, if no more are."""
-        met = [g for g in self.met if not g.at.retired]
-        updates = [g for g in met if g.next_kind is EpochKind.UPDATE and g.due]
-        order = sorted((g for g in updates if g.begun), key=_base_round)
-        ready = [g.group.number for g in updates if not g.begun]
-        if not self.plan.group_plan.has_union:
-            ready += self._fresh
+        updates = [g for g in self.met if not g.at.retired and g.next_kind is EpochKind.UPDATE]
+        order = sorted((g for g in updates if g.begun and g.due), key=_base_round)
         places = self.plan.cohort - sum(len(g.due) for g in order)
-        for at in self._shuffled(round_id, sorted(ready)):
+        for at in self._turns(round_id):
             if places <= 0:
                 break
-            order.append(self.group(at))
-            places -= len(order[-1].due)
+            if not self.plan.group_plan.has_union or at in self.groups:
+                group = self.group(at)
+                if group.next_kind is EpochKind.UPDATE and not group.begun:
+                    order.append(group)
+                    places -= len(group.due)
         due = [client for group in order for client in sorted(group.due)]
         return due[: self.plan.cohort]
 
-    @property
-    def _fresh(self) -> list[int]:
-        """Groups that nobody was invited of yet."""
-        return [at for at in range(len(self.members)) if at not in self.groups]
-
-    def _shuffled(self, round_id: RoundId, numbers: Sequence[int]) -> list[int]:
+    def _turns(self, round_id: RoundId) -> list[int]:
+        """Groups with nothing under way, in the order in which they are invited: all alike."""
         rng = np.random.default_rng([self.plan.seed, int(round_id)])
-        return [numbers[at] for at in rng.permutation(len(numbers))]
+        order: list[int] = rng.permutation(len(self.members)).tolist()
+        return [at for at in order if at not in self.groups or self._rests(self.groups[at])]
+
+    @staticmethod
+    def _rests(group: GroupEpochs) -> bool:
+        waits = group.next_kind is EpochKind.UNION and group.at.open is not None
+        return not (group.at.retired or group.begun or group.full or waits)
 
     # --- what comes of it -----------------------------------------------------------------------
 
