@@ -19,7 +19,7 @@ from tessera.privacy.index.bound import KNOWN_ROW
 from tessera.report import charts, terminal
 from tessera.report.comparison import against
 from tessera.report.document import GENERATOR, document
-from tessera.report.figures import RunFigures
+from tessera.report.figures import RunFigures, waited
 from tessera.report.lineup import baselines
 from tessera.report.markup import Content, Markup, join, listing, table, tag
 from tessera.report.numbers import (
@@ -148,9 +148,10 @@ class Demonstration:
         parts = []
         rows, two = self.secure, self.two
         if rows is not None and rows.plan.grouped:
+            waits = waited(rows.rounds)
             parts.append(
-                f"a group of {self.group} with a missing member contributes nothing to a round, "
-                f"so {share(rows.dropouts)} of the clients' rounds are lost"
+                f"a group of {self.group} waits for its last member, {waits['age']:.2g} rounds on "
+                f"average, and ends if one leaves; {share(waits['counted'])} of invitations counted"
             )
         if two is not None and traffic(two):
             parts.append(
