@@ -40,7 +40,6 @@ from tessera.audit.transcript import Clients
 from tessera.ids import SERVER, ClientId
 from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan, TablePlan
-from tessera.privacy.index.bound import in_words
 from tessera.privacy.index.posterior import Floats
 
 Drawn = Callable[[int, ClientId, int], Counts]
@@ -250,7 +249,7 @@ class ValueAttacks:
         meaning = (
             f"who knows one row of a member that has {FEWEST} to {MOST} takes those with the same "
             f"factor for its, too. B is for observers who know no row: "
-            f"{in_words(self.plan.promise.bound())}. Against this one nothing is claimed"
+            f"{self.plan.promise.in_words()}. Against this one nothing is claimed"
         )
         for what, values in ((LINKED, linked), (CORRECT, right)):
             name = f"{KNOWN_ROW}: {what}"

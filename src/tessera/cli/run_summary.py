@@ -11,7 +11,6 @@ from typing import Any, Final
 from tessera.errors import RoundAborted
 from tessera.ids import RoundId
 from tessera.plan import Plan
-from tessera.privacy.index.bound import in_words
 from tessera.report.figures import RunFigures, abort_reasons, in_rounds, waited
 from tessera.report.numbers import count, epsilon, predictor, score, seconds, share, size
 from tessera.report.terminal import Page
@@ -93,6 +92,7 @@ def summary(folder: Path) -> dict[str, Any]:
         "measured_rounds": sum(bool(r["measured"]) for r in rounds),
         **round_figures(log),
         "naming_bound": log.plan.promise.bound(),
+        "bound_in_words": log.plan.promise.in_words(),
         "epsilon": highest_epsilon(rounds) if RunFigures.load(folder).answers_differ else None,
         "condition": last["condition"],
         "noise_epsilon": last["noise_epsilon"],
@@ -169,7 +169,7 @@ def show(facts: Mapping[str, Any], report: Path, page: Page) -> None:
     if NOT_CHARGED in facts:
         page.say(f"{DAGGER} {NOT_CHARGED}")
     if facts["naming_bound"] < 1.0:
-        page.say(f"Over all rounds {in_words(facts['naming_bound'])}.")
+        page.say(f"Over all rounds {facts['bound_in_words']}.")
     show_writing(facts, page)
     if facts["entropy"] != "system":
         page.say("Insecure test entropy: every secret of this run is known.", style="red")

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.text import Text
 
 from tessera.privacy.dp.mechanism import NoAccount
-from tessera.privacy.index.bound import in_words
 from tessera.report.figures import RunFigures
 from tessera.report.lineup import baselines, differing
 from tessera.report.numbers import (
@@ -84,8 +83,8 @@ def show(runs: Sequence[RunFigures], page: Path | None, console: Console) -> Non
             for at, run in enumerate(runs)
         ]
         shown.table(table(["scheme", *(name for name, _ in columns)], rows, wrap=True))
-    for bound in sorted({run.naming_bound for run in runs if run.naming_bound < 1.0}):
-        shown.say(f"Holder identified: {in_words(bound)}.")
+    for bound in dict.fromkeys(run.bound_in_words for run in runs if run.bound_in_words):
+        shown.say(f"Holder identified: {bound}.")
     if presets_named(runs):
         shown.say(PRESETS)
     if together := in_all(runs):

@@ -204,6 +204,11 @@ class RunFigures:
         return number(self.facts.get("naming_bound")) or 1.0
 
     @property
+    def bound_in_words(self) -> str:
+        """B with its conditions; "" where a holder is not hidden."""
+        return self.plan.promise.in_words() if self.naming_bound < 1.0 else ""
+
+    @property
     def answers_differ(self) -> bool:
         """Whether answers differ by what a client holds: where all answer alike there is no ε."""
         found = self.index_privacy

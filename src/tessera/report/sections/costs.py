@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from tessera.privacy.index.bound import in_words
 from tessera.privacy.index.exposure import epsilon_longitudinal, epsilon_per_round
 from tessera.report import charts
 from tessera.report.figures import RunFigures
@@ -113,9 +112,9 @@ def schemes(runs: Sequence[RunFigures]) -> list[Content]:
 
 def the_bound(runs: Sequence[RunFigures]) -> str:
     """What the column of identified holders says, with the conditions of a bound."""
-    bounds = sorted({run.naming_bound for run in runs if run.naming_bound < 1.0})
+    bounds = dict.fromkeys(run.bound_in_words for run in runs if run.bound_in_words)
     text = "whether the server can tell in the end whose a row is"
-    return f"{'; '.join([text, *map(in_words, bounds)])}."
+    return f"{'; '.join([text, *bounds])}."
 
 
 def no_epsilon() -> str:

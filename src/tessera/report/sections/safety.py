@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from tessera.plan import Sharing
-from tessera.privacy.index.bound import KNOWN_ROW, in_words
+from tessera.privacy.index.bound import KNOWN_ROW
 from tessera.privacy.index.exposure import epsilon_longitudinal, epsilon_per_round
 from tessera.report import charts
 from tessera.report.figures import RunFigures
@@ -94,7 +94,7 @@ def privacy(runs: Sequence[RunFigures]) -> list[Content]:
         )
         corrupt = run.plan.promise.corrupt_in_words()
         known = KNOWN_ROW.replace("`", "")
-        bound = tag("b", in_words(run.naming_bound))
+        bound = tag("b", run.bound_in_words)
         content.append(tag("p", text, bound, f". {corrupt} {known[0].upper()}{known[1:]}."))
     silent = dict.fromkeys(r.label for r in plain if not r.noisy)
     if silent:
