@@ -268,16 +268,16 @@ def test_rows_over_the_cap_have_other_reasons_between_two_servers(scheme: str, w
 
 
 def test_of_groups_that_wait_a_summary_says_what_counted_and_how_long_it_waited() -> None:
-    event = {"cohort": 10, "survivors": 0, "groups_opened": 0, "groups_retired": 0, "age": 0.0}
+    event = {"cohort": 10, "survivors": 0, "groups_retired": 0, "waited": []}
     rounds = [
-        {**event, "survivors": 5, "groups_opened": 1, "age": 1.0},
-        {**event, "survivors": 10, "groups_opened": 2, "age": 4.0, "groups_retired": 1},
+        {**event, "survivors": 5, "waited": [1]},
+        {**event, "survivors": 10, "waited": [4, 4], "groups_retired": 1},
     ]
     found = waited(rounds)
-    assert (found["counted"], found["age"], found["groups_retired"]) == (0.75, 3.0, 1)
+    assert (found["counted"], found["groups_opened"], found["groups_retired"]) == (0.75, 3, 1)
     assert dict(run_summary.waiting_lines(found)) == {
         "invitations that counted": "75.0%",
-        "rounds that a sum waited, on average": "3",
+        "rounds that a sum waited: mean, 95%": "3.0, 4",
         "groups retired": "1",
     }
     assert list(run_summary.waiting_lines(waited([event]))) == []

@@ -130,7 +130,7 @@ def with_absent(clients: int, cohort: int, absent: float, rounds: int) -> list[R
 def test_sums_wait_as_long_as_predicted(absent: float) -> None:
     done = with_absent(32, 12, absent, 60)[10:]  # the first ones wait for unions
     merged, invited = sum(e.survivors for e in done), sum(e.cohort for e in done)
-    opened, age = sum(e.groups_opened for e in done), waited(map(as_json, done))["age"]
+    opened, age = sum(e.groups_opened for e in done), waited(map(as_json, done))["waited"]["mean"]
     found = waiting(cohort=12, size=SIZE, absent=absent, groups=8)
     assert found.counted == pytest.approx(merged / invited, abs=0.05)
     assert found.opened == pytest.approx(opened / len(done), rel=0.08)

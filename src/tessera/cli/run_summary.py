@@ -209,7 +209,7 @@ def figures(facts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, st
             count(facts["rows_below_quorum"]),
         )
     for caption, value in waiting_lines(facts):
-        yield ("counted", "age"), caption, value
+        yield ("counted", "waited"), caption, value
     if entry.two_servers:
         yield ("rows_opened",), "rows written by any client, opened", count(facts["rows_opened"])
     if facts["rows_out_of_bounds"]:
@@ -263,7 +263,8 @@ def waiting_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if not facts["groups_opened"]:
         return
     yield "invitations that counted", share(facts["counted"])
-    yield "rounds that a sum waited, on average", f"{facts['age']:.2g}"
+    waits = facts["waited"]
+    yield "rounds that a sum waited: mean, 95%", f"{waits['mean']:.1f}, {waits['p95']:g}"
     if facts["groups_retired"]:
         yield "groups retired", count(facts["groups_retired"])
 

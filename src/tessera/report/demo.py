@@ -150,8 +150,9 @@ class Demonstration:
         if rows is not None and rows.plan.grouped:
             waits = waited(rows.rounds)
             parts.append(
-                f"a group of {self.group} waits for its last member, {waits['age']:.2g} rounds on "
-                f"average, and ends if one leaves; {share(waits['counted'])} of invitations counted"
+                f"a group of {self.group} waits for its last member, "
+                f"{waits['waited']['mean']:.1f} rounds on average, and ends if one leaves; "
+                f"{share(waits['counted'])} of invitations counted"
             )
         if two is not None and traffic(two):
             parts.append(

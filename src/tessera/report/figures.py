@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
 
 from tessera.plan import Plan
 from tessera.privacy.dp.guarantee import json_number
@@ -424,21 +426,17 @@ def waited(rounds: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     `groups_opened` is 0 where no group has waited.
     """
     every = list(rounds)
-    ages = [age for r in every for age in _ages(r)]
+    ages = [age for r in every for age in r.get("waited") or ()]
     invited, merged = (sum(int(r[name] or 0) for r in every) for name in ("cohort", "survivors"))
     return {
         "groups_opened": len(ages),
         "groups_retired": int(every[-1].get("groups_retired") or 0) if every else 0,
         "counted": merged / invited if invited else 0.0,
-        "age": sum(ages) / len(ages) if ages else 0.0,
+        "waited": {
+            "mean": float(np.mean(ages)) if ages else 0.0,
+            "p95": float(np.quantile(ages, 0.95)) if ages else 0.0,
+        },
     }
-
-
-def _ages(event: Mapping[str, Any]) -> Sequence[float]:
-    """Of each sum that a round merged, in rounds: as listed, or as their mean."""
-    mean = float(event.get("age") or 0.0)
-    listed: Sequence[float] | None = event.get("waited")
-    return [mean] * int(event.get("groups_opened") or 0) if listed is None else listed
 
 
 def abort_reasons(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
