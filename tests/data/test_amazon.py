@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.data.amazon import amazon
+from tessera.data.amazon import amazon, sequences_amazon
 from tessera.errors import ConfigError
 
 LINES = [
@@ -77,3 +77,23 @@ def test_the_published_set_has_its_counts(published):
     history = data.train["history"]
     assert history.max() < data.sizes["item"]
     assert ((history >= 0)[:, :-1] | (history < 0)[:, 1:]).all()  # padding is on the right
+
+
+def test_as_sequences_every_review_counts_and_rare_products_are_left_out(tmp_path):
+    data = sequences_amazon(write(tmp_path), least=1, history=2)
+    names = data.names_of("item")
+    assert [names.name(row) for row in data.events.of(1)] == ["100", "300", "200"]
+    assert [names.name(row) for row in data.test_of(1)["item"]] == ["500"]
+    assert len(data.test_of(0)) == 0  # user 2 has one item
+    few = sequences_amazon(write(tmp_path), least=2, history=2)
+    assert few.sizes["item"] == 2 and few.facts["items with fewer reviews, left out"] == 2
+    with pytest.raises(ConfigError, match="no item has 9 reviews"):
+        sequences_amazon(tmp_path, least=9)
+    with pytest.raises(ConfigError, match="least = 0"):
+        sequences_amazon(tmp_path, least=0)
+
+
+def test_ids_are_those_of_the_file(tmp_path):
+    data = amazon(write(tmp_path), history=3)
+    assert data.names_of("item").names == ["100", "200", "300", "500", "900"]
+    assert data.names_of("user").names == ["2", "4"]

@@ -17,6 +17,9 @@ from tessera.data import published, values
 from tessera.data.clicks import Ints, Log, check, click_data, numbered, offsets, windows
 from tessera.data.examples import ClientData
 from tessera.data.row_names import RowNames
+from tessera.data.sequences import LENGTH, SequenceData, Sequences, sequence_data
+from tessera.data.split import TEST
+from tessera.errors import ConfigError
 
 SOURCE: Final = published.Source(
     title="Amazon electronics as prepared for FedSubAvg",
@@ -66,6 +69,37 @@ def amazon(folder: Path | str | None = None, *, history: int = 20) -> ClientData
             "target items": len(np.unique(item)),
         },
         ids={"user": RowNames.of(clients), "item": RowNames.of(known[shift:])},
+    )
+
+
+def sequences_amazon(
+    folder: Path | str | None = None, *, least: int = 5, history: int = LENGTH, part: str = TEST
+) -> SequenceData:
+    """What users reviewed, in the order of the file; items with `least` reviews or more."""
+    if least < 1:
+        raise ConfigError(f"sequences-amazon: least = {least}", hint="1 or more")
+    _, user, item, _, _ = _columns(SOURCE.find("amazon_train", folder))
+    ids, times = np.unique(item, return_counts=True)
+    known = ids[times >= least]
+    kept = np.isin(item, known)
+    if not kept.any():
+        raise ConfigError(f"sequences-amazon: no item has {least} reviews", hint="a lower least")
+    rows, clients = numbered(user[kept])
+    return sequence_data(
+        "sequences-amazon",
+        Sequences.sorted(
+            rows, np.searchsorted(known, item[kept]), None, users=len(clients), items=len(known)
+        ),
+        items=len(known),
+        length=history,
+        part=part,
+        ids={"user": RowNames.of(clients), "item": RowNames.of(known)},
+        facts={
+            "source": f"{SOURCE.title}: training part only",
+            "event": "a review, whatever its stars",
+            "order": "as in the file, which is that of time",
+            "items with fewer reviews, left out": int((times < least).sum()),
+        },
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tessera.data import interactions
 from tessera.data.alimama import alimama
-from tessera.data.amazon import amazon
+from tessera.data.amazon import amazon, sequences_amazon
 from tessera.data.examples import ClientData
 from tessera.data.interactions import Interactions
 from tessera.data.lastfm import RATINGS
@@ -584,6 +584,13 @@ TASKS: Final[Mapping[str, Known]] = {
         read=sequences_1m,
         summary="MovieLens 1M, likewise.",
         title="MovieLens 1M, the next film",
+        recommended=NEXT,
+        kind=SEQUENCES,
+    ),
+    "sequences-amazon": Known(
+        read=sequences_amazon,
+        summary="Amazon electronics, likewise: which product is reviewed next.",
+        title="Amazon electronics, the next product",
         recommended=NEXT,
         kind=SEQUENCES,
     ),

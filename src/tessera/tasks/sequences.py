@@ -182,6 +182,7 @@ def _pairs(
 
 _EXPLAINED: Final[Mapping[str, str]] = {
     "history": "Items before an item that the model looks at.",
+    "least": "Times that an item occurs to be in the catalogue.",
     "part": 'What the model is tested on: each user\'s last item ("test"), or the one before '
     '("validation") to tune settings.',
     "model": '"next" (a lag model that is trained) or "pairs" (pair counts that are summed).',
