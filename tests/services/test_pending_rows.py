@@ -28,17 +28,17 @@ from tessera.rounds.client import AwaitingModel, TrainedModel
 from tessera.rounds.events import RoundFinished
 from tessera.rounds.local_state import LocalState, Word
 from tessera.rounds.messages import Download
-from tessera.runs import training as runs_training
 from tessera.runs.client_training import Trainer
 from tessera.runs.training import Training, complete
 from tessera.services.client import ClientService, TrainingResult
 from tessera.services.journal import Journal
 from tessera.services.journal_stores import JournalRows, own_secret, save_local
 from tessera.services.link import LinkStanding, Numbered, name_of
+from tessera.simulation.epochs import EpochFederation
 from tessera.simulation.faults import Drop
-from tessera.simulation.federation import Federation
 
 COHORT_WIDE = 'level = "cpp5"'
+IN_GROUPS = 'level = "groups"\n[groups]\nsize = 4\nsmall = true'
 DONE = RoundOver.of(RoundId(0), RoundOutcome.DONE)
 IN_THREES = {"privacy": {"level": "groups"}, "groups": {"size": 3}}
 USERS = np.arange(toy.USERS, dtype=np.uint64)
@@ -273,8 +273,9 @@ def test_the_secret_is_on_disk_before_it_is_used(tmp_path: Path) -> None:
     journal.close()
 
 
+@pytest.mark.parametrize("privacy", [COHORT_WIDE, IN_GROUPS])
 def test_a_deployed_client_that_raises_ends_its_round_as_in_the_simulator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, privacy: str
 ) -> None:
     """Zeros in its place, everybody in the sum, the simulator's model to the bit; why it failed is
     in its own state and on no link, and it trains again in the next round."""
@@ -286,7 +287,7 @@ def test_a_deployed_client_that_raises_ends_its_round_as_in_the_simulator(
         return trains(self, job, round_id)
 
     monkeypatch.setattr(Sequential, "_train", raising)
-    with Deployed(tmp_path / "lab", shop(tmp_path / "shop.csv"), privacy=COHORT_WIDE) as lab:
+    with Deployed(tmp_path / "lab", shop(tmp_path / "shop.csv"), privacy=privacy) as lab:
         lab.run(2)
         broken = {c: lab.parties[c].local.broken for c in lab.cohort}
         assert broken[ClientId(2)] == "round 1: training raised ZeroDivisionError"
@@ -299,8 +300,12 @@ def test_a_deployed_client_that_raises_ends_its_round_as_in_the_simulator(
         plan = lab.bundle.plan
         task = tasks.load(plan.task.name, **plan.task.options)
         deployed = lab.leader.model.digest
+        if plan.grouped:  # with the groups that were drawn
+            drawn = lab.leader.groups
+            formed = property(lambda _: [group.members for group in drawn])
+            monkeypatch.setattr(EpochFederation, "_formed", formed)
+            monkeypatch.setattr(EpochFederation, "_fixed_group", lambda _, at, members: drawn[at])
     entropy = ScriptedEntropy(SCRIPT)
-    monkeypatch.setattr(runs_training, "federation_for", lambda plan: Federation)
     run = Training(task, plan, entropy=entropy, trainer=Trainer.SEQUENTIAL)
     assert len([e for e in run.run(rounds) if isinstance(e, RoundFinished)]) == rounds
     assert run.federation.model.digest == deployed
