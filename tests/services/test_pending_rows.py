@@ -68,20 +68,23 @@ def test_local_rows_move_in_epochs_that_open_and_in_no_other(crypto: str) -> Non
     run.federation._faults = lambda round_id, cohort: (
         [Drop(late, "collect")] if away[0] and late in cohort else []
     )
-    list(run.federation.round())
     group = run.federation.epochs.group_of(late)
+    while group.at.union is None:
+        list(run.federation.round())
     others, before = [int(c) for c in group.group.members if c != late], rows(run)
     away[0] = True
-    for _ in range(20):
+    for _ in range(40):
         if not group.begun:
             before = rows(run)
+        if group.due != {late}:
             list(run.federation.round())
-    assert group.begun
+    assert group.due == {late}
     assert (rows(run)[others] == before[others]).all(), "an epoch that waits has moved its rows"
     assert all(run.clients[ClientId(c)].local.unsettled is not None for c in others)
     away[0] = False
-    *_, ended = run.federation.round()
-    assert isinstance(ended, RoundFinished) and late in run.federation.survivors
+    while late not in run.federation.survivors:
+        *_, ended = run.federation.round()
+        assert isinstance(ended, RoundFinished)
     assert (rows(run)[others] != before[others]).any(axis=1).all()
     assert all(run.clients[ClientId(c)].local.unsettled is None for c in others)
 
