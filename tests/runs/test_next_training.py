@@ -14,6 +14,7 @@ from tessera.data.row_names import RowNames
 from tessera.data.sequences import Sequences, sequence_data
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
+from tessera.learning.averaging import ServerStep
 from tessera.learning.models.pairs import TABLE, Pairs
 from tessera.learning.training.jobs import prepare
 from tessera.plan import Plan, SimulationPlan
@@ -174,6 +175,14 @@ def test_the_held_out_item_is_a_negative_as_often_as_others(data):
             held += int(data.test_of(user)["item"][0] in rows)
     others = np.mean([ITEMS - len(data.events.of(user)) for user in range(USERS)])
     assert held / (40 * USERS) == pytest.approx(drawn / (40 * USERS) / others, abs=0.06)
+
+
+@pytest.mark.parametrize("server", [None, ServerStep(optimizer="adam", schedule="linear")])
+def test_a_linear_schedule_falls_over_the_rounds_of_the_plan(data, server):
+    plan = Plan(scheme="submodel", cohort=5, server=server, simulation=SimulationPlan(rounds=40))
+    whole = complete(plan, a_task(data))
+    assert whole.server is not None and whole.server.schedule_rounds == 40
+    assert complete(whole, a_task(data)) == whole
 
 
 # --- pairs ----------------------------------------------------------------------------------------

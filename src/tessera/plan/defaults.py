@@ -191,6 +191,11 @@ def _no_server(plan: Plan) -> bool:
     return plan.server is None
 
 
+def _no_schedule(plan: Plan) -> bool:
+    step = plan.server
+    return step is not None and step.schedule == "linear" and not step.schedule_rounds
+
+
 def _no_clip(plan: Plan) -> bool:
     return not plan.update.clip
 
@@ -227,6 +232,12 @@ DEFAULTS: Final = (
     Default("server", _no_server, lambda f: f.in_steps and f.in_steps.server, IN_STEPS),
     Default("server", _no_server, lambda f: f.on_updates and f.on_updates.server, ON_UPDATES),
     Default("server", _no_server, lambda f: f.recommended.server, GOOD),
+    Default(
+        "server.schedule_rounds",
+        _no_schedule,
+        lambda f: f.plan.simulation.rounds,
+        "a linear schedule falls over the rounds of the run",
+    ),
     Default("update.clip", _no_clip, lambda f: f.noisy_clip, BARE),
     Default("update.clip", _no_clip, lambda f: f.good.clip, GOOD),
     Default("update.dense_clip", _no_clips, lambda f: f.noisy_clip, BARE),
