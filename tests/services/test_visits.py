@@ -143,7 +143,11 @@ def test_after_the_last_round_everybody_is_dismissed(lab: GroupLab) -> None:
         async with opened(lab, rounds=1) as door:
             answer = await door.visit((members[0], lab.client(members[0]).fetch()))
             assert answer.status_code == 410 and door._conductor.finished
-            assert not door.not_dismissed
+            others = set(lab.clients) - {members[0]}
+            assert door.still_to_hear == others, "who has not come to this process, too"
+            for client in others:
+                await door.visit((client, lab.client(client).fetch()))
+            assert not door.still_to_hear
             assert door.status()["model"] == lab.leader.model.digest.hex()
 
     asyncio.run(run())

@@ -158,6 +158,11 @@ class GroupLeaderService:
         return party in self._of
 
     @property
+    def members(self) -> frozenset[ClientId]:
+        """Of all groups that are not retired."""
+        return frozenset(c for c, at in self._of.items() if at not in self.retired)
+
+    @property
     def outstanding(self) -> int:
         """Updates that are missing in groups that have begun. A group that nobody has come to for a
         while does not keep others waiting."""

@@ -145,6 +145,16 @@ class LeaderApp(ABC):
     def routes(self) -> tuple[Route, ...]:
         """(path, handler, method) of what its parties ask."""
 
+    @property
+    def still_to_hear(self) -> Collection[Party]:
+        """Who does not know yet that there are no more rounds."""
+        return self.not_dismissed
+
+    @property
+    def linger(self) -> float:
+        """Seconds for which they are waited for."""
+        return self._deadlines.poll
+
     @abstractmethod
     def takes_part(self, party: Party) -> bool:
         """Whether this party is one of the leader's; nobody knows while the journal loads."""

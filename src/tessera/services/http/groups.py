@@ -23,7 +23,7 @@ from tessera.privacy.index.bound import ON_THE_OPERATORS_WORD
 from tessera.services.group_commit import GroupCommit
 from tessera.services.group_leader import GroupLeaderService, VisitAnswer
 from tessera.services.http.app import FewAtOnce, LeaderApp, Route, json_answer, loading
-from tessera.services.http.requests import RefusedRequest
+from tessera.services.http.requests import RefusedRequest, RequestChecker
 from tessera.services.journal import JournalFailed
 from tessera.services.logs import JsonLog
 
@@ -132,6 +132,12 @@ class GroupApp(LeaderApp):
 
     _conductor: GroupConductor
 
+    def __init__(
+        self, conductor: GroupConductor, checker: RequestChecker, deadlines: ServicePlan
+    ) -> None:
+        super().__init__(conductor, checker, deadlines)
+        self._dismissed: set[Party] = set()
+
     @property
     def routes(self) -> tuple[Route, ...]:
         return (("/v1/visit", self.visit, "POST"),)
@@ -140,6 +146,17 @@ class GroupApp(LeaderApp):
         leader = self._conductor.leader
         return leader is None or leader.takes_part(party)
 
+    @property
+    def still_to_hear(self) -> Collection[Party]:
+        """All members, not only those that have come to this process: it may have been started
+        again just before the end, and they try again at intervals of up to [service] poll."""
+        leader = self._conductor.leader
+        return () if leader is None else leader.members - self._dismissed
+
+    @property
+    def linger(self) -> float:
+        return 2 * self._deadlines.poll
+
     async def visit(self, request: Request) -> Response:
         """Take the sender's message; a question is answered when something is due."""
         signed, _ = self.checked(request)
@@ -147,7 +164,6 @@ class GroupApp(LeaderApp):
             return loading()
         peer, until = signed.sender, time.monotonic() + self._deadlines.poll
         assert not isinstance(peer, str)  # only clients take part
-        self.not_dismissed.add(peer)
         body = await self.body(request, signed)
         if isinstance(body, Response):
             return body
@@ -168,5 +184,5 @@ class GroupApp(LeaderApp):
                 limit = self._deadlines.request
                 return FewAtOnce(self._sending, limit, answer.message, {})
             await self.wait_for(peer, news, until)
-        self.not_dismissed.discard(peer)
+        self._dismissed.add(peer)
         return json_answer({"finished": True}, status=410)

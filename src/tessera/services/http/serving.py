@@ -230,8 +230,8 @@ def lead(
             await asyncio.sleep(0.1)
         if conductor.finished:
             await asyncio.sleep(LINGER)
-            last = time.monotonic() + deadlines.poll
-            while app.not_dismissed and time.monotonic() < last and not server.should_exit:
+            last = time.monotonic() + app.linger
+            while app.still_to_hear and time.monotonic() < last and not server.should_exit:
                 await asyncio.sleep(0.1)
         app.closing = True
         app.wake(())
