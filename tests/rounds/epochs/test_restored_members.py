@@ -175,4 +175,4 @@ def test_training_again_shows_few_rows() -> None:
     """What a lying server sees of a member that is set back; in the threat model."""
     differ, rows = trained_again(300)
     print(f"trained again under the same masks: {differ} of {rows} rows of 300 members show")
-    assert 0 < differ < 0.02 * rows
+    assert differ < 0.001 * rows
