@@ -20,6 +20,7 @@ from tessera.rounds.client import ClientRound
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.noise import noise_of
 from tessera.rounds.root import simulated_coins
+from tessera.simulation.epochs import federation_for
 from tessera.simulation.federation import Federation
 from tessera.simulation.subcohort import Participant, TrainingOutcome, one_by_one
 from tessera.simulation.views import Views
@@ -123,7 +124,7 @@ def federation(
             outcome.updates[client] = noise_of(settings).contribution(update, coins)
         return outcome
 
-    return Federation(
+    return federation_for(settings)(
         settings,
         participants,
         trainer=plain if settings.dp is None else trained,

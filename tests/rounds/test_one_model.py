@@ -333,20 +333,6 @@ def test_a_client_with_answers_of_its_own_does_not_meet_an_active_server():
 
 
 @pytest.mark.parametrize("threat", THREATS)
-def test_a_fixed_group_is_not_summed_in_parts(monkeypatch, submitted, threat):
-    """A pair with the true model, and the others with a dead one: the sum is that of the pair."""
-    victim_is_in_a_pair(monkeypatch)
-    kept = Attack(in_a_fixed_group(threat), rows=7.0, told=(VICTIM, ClientId(VICTIM + 1)))
-    with pytest.raises(RoundAborted):
-        kept.run()
-    assert {client.phase for client in kept.clients.values()} == {"Left"}
-    any_groups_are_right(monkeypatch)
-    broken = Attack(in_a_fixed_group(threat), rows=7.0, told=(VICTIM, ClientId(VICTIM + 1)))
-    broken.run()
-    assert broken.recovered(submitted) == 1.0
-
-
-@pytest.mark.parametrize("threat", THREATS)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("value", [np.nan, 1e30])
 def test_a_model_that_nobody_can_train_opens_nobody(monkeypatch, submitted, scheme, threat, value):

@@ -348,7 +348,7 @@ def run_synthetic(
 
     trial = federation()  # a cohort that cannot be drawn leaves no folder behind
     for number in range(rounds):
-        trial.cohorts.sample(RoundId(number))
+        trial.possible(RoundId(number))
     log = RunFolder.create(out, plan)
     console = Console(stderr=True, highlight=False)
     console.print(f"[yellow]{run_summary.SYNTHETIC}[/]", soft_wrap=True)

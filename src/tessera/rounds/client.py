@@ -301,8 +301,6 @@ class ClientRound(TrainingClient):
 
     def _on_sum(self, state: Any, data: bytes) -> Moved:
         out = state.sum.receive(SERVER, data)
-        if wire.kind_of(data) is secagg.Roster:
-            self._check_members(wire.decode(data, expect=(secagg.Roster,)))
         if wire.kind_of(data) is secagg.RowGroups and state.sum.knows_groups:  # else it is repeated
             self._check_row_groups(state.sum)
         return state, out
@@ -312,11 +310,6 @@ class ClientRound(TrainingClient):
             return
         own = self._period().privacy
         if flaw := self._cohorts.row_groups_flaw(own, total.smallest_group):
-            raise self._fault(flaw)
-
-    def _check_members(self, roster: secagg.Roster) -> None:
-        members = [m.client for m in roster.members]
-        if flaw := self._cohorts.members_flaw(members, self._local.periods):
             raise self._fault(flaw)
 
     def _apply(self, step: Step, message: Any) -> Moved:

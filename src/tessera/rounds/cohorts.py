@@ -49,8 +49,8 @@ TOO_MANY_DRAWN: Final = "the coins drew more clients than a sum has room for"
 class CohortRule:
     """How cohorts come about. This is the plain kind: drawn by the plan's seed in every round."""
 
-    opens_whole: bool = False
-    """Whether sums open over all of their clients or not at all; other parts of a round go on."""
+    waits: bool = False
+    """Whether clients are in fixed groups, whose sums wait for all members (`rounds/epochs/`)."""
     hidden: bool = False
     """Whether those who do not meet a cohort do not know who is in it."""
 
@@ -127,11 +127,6 @@ class CohortRule:
 
     # --- a client's side ------------------------------------------------------------------------
 
-    @property
-    def summed_by(self) -> Plan:
-        """The plan among those who are summed with a client."""
-        return self.plan
-
     def least_rounds(self, population: int) -> int:
         """Rounds that every client has in a period: all of them, if cohorts are not drawn."""
         everybody = population == self.plan.cohort
@@ -152,14 +147,9 @@ class CohortRule:
         """
         alike = self.plan.privacy.index.names_all and own.names_all
         tables = map(TableId, range(len(self.plan.tables)))
-        if alike and any(smallest(table) < self.least_row_group for table in tables):
-            return "left rows of the union, or members of the group, out of the sum"
+        if alike and any(smallest(table) < 1 for table in tables):
+            return "left rows of the union out of the sum"
         return ""
-
-    @property
-    def least_row_group(self) -> int:
-        """Members of a row's group where everybody names the whole union."""
-        return 1
 
     def check_choices(self, choices: Mapping[str, bool]) -> None:
         """Refuse what a client has chosen for itself (True) where everybody has to be alike."""
@@ -177,13 +167,13 @@ class LastingCohorts(CohortRule):
 
 
 class FixedGroups(CohortRule):
-    """Clients that are always summed together: as many whole groups as a cohort has room for.
+    """Clients that are always summed together.
 
     The salt of the groups is public, and so is who meets whom: what hides a holder is that the
     members of its group leave one trace, not that they are unknown.
     """
 
-    opens_whole = True
+    waits = True
 
     def formed(
         self, clients: Collection[ClientId], groups: Sequence[FixedGroup] = ()
@@ -206,32 +196,11 @@ class FixedGroups(CohortRule):
         return hashlib.sha256(salt + encode_context(int(client))).digest()
 
     def draw(self, round_id: RoundId, cohorts: Cohorts) -> list[ClientId]:
-        wanted, here = self.plan.cohort // self.plan.group_size, set(cohorts.population)
-        whole = [group for group in cohorts.groups if here.issuperset(group)]
-        if len(whole) < wanted:
-            raise ConfigError(
-                f"round {round_id}: {len(whole)} whole fixed groups, a cohort has {wanted}",
-                hint="more clients, a smaller cohort, or smaller groups",
-            )
-        rng = np.random.default_rng([self.plan.seed, int(round_id)])
-        drawn = rng.choice(len(whole), wanted, replace=False)
-        return [c for at in sorted(drawn) for c in whole[at]]
-
-    def split(self, named: Named, groups: Sequence[FixedGroup], unmasked: Unmasked | None) -> Split:
-        met = set(named)
-        return [(self.summed_by, group) for group in groups if met & set(group)]
-
-    @property
-    def summed_by(self) -> Plan:
-        return self.plan.group_plan
+        raise MisuseError("fixed groups wait: who is invited is an EpochCourse's to say")
 
     def most_dropouts(self, cohort: int) -> int | None:
-        """A group tolerates none, and all that are drawn drop out: its round is discarded."""
+        """All that are drawn drop out: their groups wait."""
         return None
-
-    @property
-    def least_row_group(self) -> int:
-        return self.plan.group_size
 
     def members_flaw(self, members: Sequence[ClientId], periods: PeriodStore) -> str:
         """Asked before anything is shared with them; the first ones are recorded."""

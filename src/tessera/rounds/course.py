@@ -23,7 +23,7 @@ from tessera.crypto.keys import Identity
 from tessera.errors import ConfigError, MisuseError, RoundAborted
 from tessera.ids import ClientId, RoundId
 from tessera.plan import Plan
-from tessera.rounds.cohorts import Cohorts, FixedGroup, Named, Unmasked
+from tessera.rounds.cohorts import Cohorts, Named, Unmasked
 from tessera.rounds.events import RoundAbort, RoundFinished, RoundStarted
 from tessera.rounds.messages import OUT_OF_BOUNDS
 from tessera.rounds.resolve import resolve
@@ -94,22 +94,21 @@ class Course:
         model: ServerModel,
         party: ServerParty,
         *,
-        groups: Sequence[FixedGroup] = (),
         evaluate: Evaluate | None = None,
         commit: Commit | None = None,
     ) -> None:
-        """`groups` are fixed groups that were formed before.
-
-        `commit` makes a stepped model durable before anybody hears of it; `evaluate` tests it, in
-        the rounds in which that is due.
+        """`commit` makes a stepped model durable before anybody hears of it; `evaluate` tests it,
+        in the rounds in which that is due.
         """
         if not resolve(plan).sum.federated:
             raise ConfigError(
                 f"a course of rounds does not run scheme {plan.scheme.value!r}: it has none",
                 hint="name a federated scheme",
             )
+        if resolve(plan).cohorts.waits:
+            raise MisuseError("fixed groups wait: their rounds are those of an EpochCourse")
         self.plan, self.model = plan, model
-        self.cohorts = Cohorts(plan, clients, party.entropy, groups)
+        self.cohorts = Cohorts(plan, clients, party.entropy)
         self.survivors: dict[ClientId, ClientId] = {}  # of the last round: who each name is
         self.next_round = 0
         self._party, self._evaluate, self._commit = party, evaluate, commit
@@ -177,11 +176,6 @@ class Course:
         )
         return server_role(setup, stored)
 
-    def goes_on_after(self, outcome: PartOutcome) -> bool:
-        """Whether a round goes on: of a fixed group that lacks a member the sum is discarded, and
-        other groups go on."""
-        return outcome.aborted is None or self.cohorts.rule.opens_whole
-
     # --- what comes of it -----------------------------------------------------------------------
 
     def conclude(
@@ -202,7 +196,7 @@ class Course:
         plan, round_id = self.plan, drawn.round_id
         results = [each.result for each in outcomes if each.result is not None]
         lost = [each for each in outcomes if each.aborted is not None]
-        if lost and not (results and self.cohorts.rule.opens_whole):
+        if lost:
             return _abort(lost[-1])
         result = mergeable(results)
         if result is None:
@@ -241,7 +235,6 @@ class Course:
             epsilon=math.nan,
             condition="",
             metric=metric,
-            groups_aborted=len(lost),
             excluded=_added(each.excluded for each in outcomes if each.result is not None),
             unmasked=sum(
                 len(part.named) for part in drawn.parts if part.plan.scheme is not plan.scheme

@@ -31,7 +31,9 @@ from tessera.protocols.epochs.chain import EpochKind
 from tessera.protocols.epochs.group import FixedGroup, Leaf
 from tessera.protocols.machine import Outbound
 from tessera.rounds import schemes
-from tessera.rounds.cohorts import cohorts_of
+from tessera.rounds.cohorts import Cohorts, cohorts_of
+from tessera.rounds.cohorts import FixedGroup as Members
+from tessera.rounds.course import Evaluate
 from tessera.rounds.epochs.client import EpochClient, EpochClientSetup
 from tessera.rounds.epochs.course import EpochCourse
 from tessera.rounds.epochs.group import GroupEpochs, MemoryVectors
@@ -42,8 +44,10 @@ from tessera.rounds.events import Event, RoundFinished, RoundStarted
 from tessera.rounds.local_state import Word
 from tessera.rounds.noise import noise_of
 from tessera.rounds.phases import KEYS, UNION
+from tessera.rounds.role_setup import ServerParty
 from tessera.rounds.root import coins_of
 from tessera.rounds.select import Selection
+from tessera.rounds.server_model import ServerModel
 from tessera.simulation.epochs_at_rest import (
     FederationAtRest,
     GroupAtRest,
@@ -266,6 +270,24 @@ class CarriedVisit(Visit):
 
 class EpochFederation(Federation):
     """A plan with fixed groups, its population and the model, round after round."""
+
+    def _begin(
+        self,
+        party: ServerParty,
+        model: ServerModel,
+        evaluate: Evaluate | None,
+        groups: Sequence[Members],
+    ) -> None:
+        self._cohorts = Cohorts(self.plan, self.participants, self._entropy, groups)
+        self._model = model
+
+    @property
+    def model(self) -> ServerModel:
+        return self._model
+
+    @property
+    def cohorts(self) -> Cohorts:
+        return self._cohorts
 
     _stored: tuple[int, bytes] | None = None
     """Where to go on from: read when it is needed, as reading a model needs no secrets."""
@@ -553,4 +575,4 @@ class EpochFederation(Federation):
 
 def federation_for(plan: Plan) -> type[Federation]:
     """What simulates a plan: rounds of a cohort, or epochs of fixed groups."""
-    return EpochFederation if cohorts_of(plan).opens_whole else Federation
+    return EpochFederation if cohorts_of(plan).waits else Federation

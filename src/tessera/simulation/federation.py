@@ -30,7 +30,14 @@ from tessera.protocols.machine import Outbound
 from tessera.protocols.two_server.reports import Workers
 from tessera.rounds import schemes
 from tessera.rounds.cohorts import Cohorts, FixedGroup
-from tessera.rounds.course import Course, DrawnRound, HelperCourse, PartOutcome, RoundPart
+from tessera.rounds.course import (
+    Course,
+    DrawnRound,
+    Evaluate,
+    HelperCourse,
+    PartOutcome,
+    RoundPart,
+)
 from tessera.rounds.events import Event, PhaseClosed, RoundFinished
 from tessera.rounds.ideal import IdealSum, InMemory, TrustedParty
 from tessera.rounds.local_state import Word
@@ -44,7 +51,7 @@ from tessera.rounds.sums import Sum
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.ideal import IdealSharedSum
 from tessera.rounds.words import RoundResult
-from tessera.simulation.faults import Drop, Dropout, Fault, FaultScript, Reorder, dropouts
+from tessera.simulation.faults import Drop, Dropout, Fault, FaultScript, dropouts
 from tessera.simulation.simulator import FINISHED, PhaseEnd, Simulator
 from tessera.simulation.subcohort import (
     CohortTrainer,
@@ -101,18 +108,25 @@ class Federation:
         if schemes.of(plan).two_servers:
             self.two_server = TwoServerSetup.of(self._entropy, plan.federation, workers)
             party = self.two_server.leader_party
-        self.course = Course(
-            plan,
-            participants,
-            ServerModel(plan, dense=dense, tables=tables, derived=derived, popularity=popularity),
+        self._begin(
             party,
-            groups=groups,
-            evaluate=None if evaluate is None else self._tested,
+            ServerModel(plan, dense=dense, tables=tables, derived=derived, popularity=popularity),
+            None if evaluate is None else self._tested,
+            groups,
         )
         self._evaluate = evaluate
         self._named: Mapping[ClientId, ClientId] = {}
         self.helper_course: HelperCourse | None = None
         self._set_own_rounds(participants)
+
+    def _begin(
+        self,
+        party: ServerParty,
+        model: ServerModel,
+        evaluate: Evaluate | None,
+        groups: Sequence[FixedGroup],
+    ) -> None:
+        self.course = Course(self.plan, self.participants, model, party, evaluate=evaluate)
 
     # --- the server's, as it stands -------------------------------------------------------------
 
@@ -231,8 +245,7 @@ class Federation:
                 outcomes.append(part.summed(result))
             except RoundAborted as aborted:
                 outcomes.append(part.aborted(aborted))
-                if not self.course.goes_on_after(outcomes[-1]):
-                    break
+                break
         ended = self.course.conclude(
             drawn,
             outcomes,
@@ -327,8 +340,6 @@ class Federation:
 
     def _faults_of(self, part: RoundPart, faults: Sequence[Fault]) -> Sequence[Fault]:
         plan, named = part.plan, part.named
-        if self.cohorts.rule.opens_whole:
-            return [f for f in faults if isinstance(f, Reorder) or f.client in named]
         if plan is self.plan:
             return faults
         # In the open there is one phase in which all can be missing; and of the masked no more may
