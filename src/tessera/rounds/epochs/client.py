@@ -189,7 +189,8 @@ class EpochClient(Follower[EpochClientSetup]):
         if header is None or header == before:  # delivered already, or what it has
             return state, out
         self._handled = set()  # what was said in the epochs before is not repeated
-        self._settle()
+        if isinstance(state, BetweenVisits):  # and not when another base takes the place of one
+            self._settle()
         union = state.union if state.period == header.period else None
         if work.union:
             union = self._opened_union(work.union, union)
