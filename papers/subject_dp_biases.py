@@ -8,7 +8,7 @@ item's bias shrinks by the noise that the plan adds. Nothing else leaves a shop.
 A person's bias is fitted at home to all its records, which is free per person and per shop. Per
 record it is not: there the person's own sums and counts are clipped and made noisy with the rest.
 
-Noise and coins come from a key stream, as in training (`draws.py`).
+Noise and coins come from a key stream, as in training.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rounds.population import DENSE, derived, federation, members, plan, specs, trainer
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.keys import identities
-from tessera.errors import MisuseError
+from tessera.errors import ConfigError, MisuseError
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.tables.table import LazyTable
 from tessera.plan import SimulationPlan
@@ -339,3 +339,15 @@ def test_all_groups_have_their_turns():
         ended(fed)
     updates = [group.at.updates for group in groups_of(fed)]
     assert sum(updates) == 25 * 2 and min(updates) >= 1 and max(updates) <= 12
+
+
+@pytest.mark.parametrize("stored", [b"", b"junk", "another round"])
+def test_a_checkpoint_that_is_not_this_runs_is_refused(stored):
+    fed = waiting()
+    ended(fed)
+    fed = waiting()
+    fed.go_on_at(2, waiting().at_rest() if stored == "another round" else stored)
+    assert fed.next_round == 2  # a model can be read without it
+    with pytest.raises(ConfigError) as refused:
+        ended(fed)
+    assert refused.value.hint

@@ -1,8 +1,8 @@
 """The sections of a plan, one record each; each checks its own values where it is made.
 
-The text under a field is the one explanation of its key (`keys.py`): its first paragraph is the
-comment in a plan that a command writes, all of it is in `docs/plan.md`. That of a class is likewise
-about its section.
+The text under a field is the one explanation of its key (`reference.py`): its first paragraph is
+the comment in a plan that a command writes, all of it is in `docs/plan.md`. That of a class is
+likewise about its section.
 """
 
 from __future__ import annotations

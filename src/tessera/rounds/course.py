@@ -191,7 +191,7 @@ class Course:
 
         The event is as far as a server can know it: it has no client's seconds, bytes or epsilon.
         `measured`: messages were sent. `clock` says how long the round took, once all is done.
-        `largest` is for `PaperNoise.on_means`.
+        `largest` is for `CentralPaperNoise.on_means`.
         """
         plan, round_id = self.plan, drawn.round_id
         results = [each.result for each in outcomes if each.result is not None]

@@ -22,7 +22,7 @@ from tessera import wire
 from tessera.crypto.entropy import Entropy, RootedEntropy, ScriptedEntropy
 from tessera.crypto.keys import SigningKey, identities
 from tessera.crypto.secret import Secret
-from tessera.errors import MisuseError
+from tessera.errors import ConfigError, WireError
 from tessera.ids import SERVER, ClientId, Party, RoundId
 from tessera.learning.tables.submodel import Ids, ModelUpdate, Submodel
 from tessera.plan import Crypto, Plan
@@ -539,9 +539,20 @@ class EpochFederation(Federation):
         self._stored = (round_id, at_rest)
 
     def _restore(self, course: EpochCourse, round_id: int, at_rest: bytes) -> None:
-        found = wire.decode(at_rest, expect=(FederationAtRest,), cap=MAX_STATE_BYTES)
-        if found.next_round != round_id:
-            raise MisuseError(f"a checkpoint of round {found.next_round}, not of {round_id}")
+        try:
+            found = wire.decode(at_rest, expect=(FederationAtRest,), cap=MAX_STATE_BYTES)
+        except WireError as error:
+            raise ConfigError(
+                f"what waits in the checkpoint's groups cannot be read: {error}",
+                hint="restore the run's folder from a copy, or begin a new run",
+            ) from error
+        if found.next_round != round_id or not found.groups.keys() <= set(
+            range(len(course.members))
+        ):
+            raise ConfigError(
+                f"the checkpoint's groups are those of another run, or of round {found.next_round}",
+                hint="restore the run's folder from a copy, or begin a new run",
+            )
         course.next_round, course.counted = round_id, found.counted
         for number, stored in found.groups.items():
             group = self._fixed_group(number, course.members[number])

@@ -191,7 +191,11 @@ class ModelStore:
         """What the engine stored with the last commit."""
         with _explained(self.path, "read"):
             found = self._connection.execute("SELECT data FROM model_engine").fetchone()
-        return b"" if found is None else bytes(found[0])
+        if found is None:
+            return b""
+        if not isinstance(found[0], bytes):
+            raise _damaged(self.path, "what the engine stored is not bytes")
+        return found[0]
 
     def commit(
         self, round_id: RoundId, dense: Mapping[str, NDArray[np.float32]], engine: bytes = b""
