@@ -278,20 +278,16 @@ def test_a_round_with_real_messages_gives_the_same_model_to_the_bit(crypto):
 def test_bytes_are_those_of_one_fetch_and_one_delivery():
     fed = waiting(4, cohort=4, crypto="every")
     first, second = ended(fed), ended(fed)
-    assert first.bytes_up.keys() == {"keys", "union", "rows down", "update"}
-    assert (
-        second.bytes_up.keys() == second.bytes_down.keys() | {"update"} == {"rows down", "update"}
-    )
+
+    def parts(sent):
+        return {name for name, count in sent.items() if count}
+
+    assert parts(first.bytes_up) == {"keys", "union", "rows down", "update"}
+    assert parts(second.bytes_up) == {"rows down", "update"} and second.bytes_up["union"] == 0.0
+    assert parts(second.bytes_down) == {"rows down"}
     assert second.bytes_down["rows down"] < first.bytes_down["rows down"]  # the union came once
-    assert (
-        second.measured
-        and second.secure
-        and second.server_seconds.keys()
-        == {
-            "rows down",
-            "update",
-        }
-    )
+    assert second.measured and second.secure
+    assert second.server_seconds.keys() == {"rows down", "update"}
 
 
 @pytest.mark.parametrize("crypto", ["none", "every"])

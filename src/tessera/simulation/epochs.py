@@ -43,7 +43,7 @@ from tessera.rounds.epochs.work import MemberWork
 from tessera.rounds.events import Event, RoundFinished, RoundStarted
 from tessera.rounds.local_state import Word
 from tessera.rounds.noise import noise_of
-from tessera.rounds.phases import KEYS, UNION
+from tessera.rounds.phases import CATEGORIES, KEYS, UNION
 from tessera.rounds.role_setup import ServerParty
 from tessera.rounds.root import coins_of
 from tessera.rounds.select import Selection
@@ -482,13 +482,14 @@ class EpochFederation(Federation):
         scripted = isinstance(self._entropy, ScriptedEntropy)
         costs, cohort = self._carrier.costs, max(1, event.cohort)
         carried = max(1, sum(isinstance(visit, CarriedVisit) for visit in visits.values()))
+        counted = CATEGORIES if event.measured else ()  # with zeros: means are over all rounds
         broken = Counter(
             why for c, v in visits.items() if (why := training.failed.get(c, v.work.broken))
         )
         return replace(
             event,
-            bytes_up={k: v / carried for k, v in costs.up.items()},
-            bytes_down={k: v / carried for k, v in costs.down.items()},
+            bytes_up={k: costs.up[k] / carried for k in counted},
+            bytes_down={k: costs.down[k] / carried for k in counted},
             client_seconds={
                 **{k: v / carried for k, v in costs.client.items()},
                 TRAIN: sum(training.seconds.values()) / cohort,
