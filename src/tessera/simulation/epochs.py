@@ -491,10 +491,10 @@ class EpochFederation(Federation):
             bytes_up={k: costs.up[k] / carried for k in counted},
             bytes_down={k: costs.down[k] / carried for k in counted},
             client_seconds={
-                **{k: v / carried for k, v in costs.client.items()},
+                **{k: costs.client[k] / carried for k in counted},
                 TRAIN: sum(training.seconds.values()) / cohort,
             },
-            server_seconds=dict(costs.server),
+            server_seconds={k: costs.server[k] for k in counted},
             epsilon=0.0 if worst is None else worst.epsilon,
             condition="" if worst is None else worst.condition,
             loss=training.loss / training.examples if training.examples else None,
