@@ -20,6 +20,7 @@ from tessera.errors import ConfigError, __version__
 from tessera.ids import HELPER, SERVER
 from tessera.learning.training.vectorised.learner import single_threaded
 from tessera.plan import Plan
+from tessera.plan.defaults import plan_beside
 from tessera.report import comparison, lineup, page, tables
 from tessera.report.figures import RunFigures
 from tessera.report.markup import Markup, tag
@@ -33,9 +34,11 @@ from tessera.runs.central import CentralTraining
 from tessera.runs.client_training import Trainer
 from tessera.runs.description import describe, digest_of
 from tessera.runs.folder import (
+    BESIDE,
     CHECKPOINT,
     HELPER_KEY,
     LABELS,
+    PLAN,
     REPORT,
     ROOT,
     TRUTH,
@@ -45,6 +48,7 @@ from tessera.runs.folder import (
     never_began,
 )
 from tessera.runs.setup import SetupProgress
+from tessera.runs.standing import MIXTURE, weighed
 from tessera.runs.training import Training, complete
 from tessera.runs.truth import write_box_key, write_labels, write_truth
 from tessera.simulation.views import StreamedViews, Views
@@ -206,7 +210,10 @@ def simulate(
     with the progress of what a task needs before the first round. `progress` shows rounds on
     stderr; by default on a terminal and in a notebook, and not where `on_event` is given.
     """
-    plan = complete(plan, task)
+    given, plan = plan, complete(plan, task)
+    second = None
+    if task.beside is not None:  # whatever is refused of it is refused before the first round
+        second = complete(plan_beside(given, task.beside.task), task.beside.task)
     total = plan.simulation.rounds if rounds is None else rounds
     if total < 1:
         raise ConfigError(f"rounds = {total} is not a number of rounds", hint="use 1 or more")
@@ -250,7 +257,28 @@ def simulate(
             shown.on_event(event)
             if on_event is not None:
                 on_event(event)
+    if second is not None:
+        _add_second(log, task, second, script, record_views)
     return Run(folder, task)
+
+
+def _add_second(
+    log: RunFolder, task: Task, plan: Plan, script: str | None, record_views: bool
+) -> None:
+    """The run of a task's second model, inside the first's; then what it counts."""
+    assert task.beside is not None
+    inside = log.folder / BESIDE
+    simulate(
+        task.beside.task,
+        plan,
+        out=inside,
+        resume=(inside / PLAN).exists(),
+        insecure_test_entropy=script,
+        record_views=record_views,
+        on_event=lambda event: None,
+    )
+    with single_threaded():
+        log.describe({**log.facts, MIXTURE: weighed(log, task)})
 
 
 def _set_up(

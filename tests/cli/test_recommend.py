@@ -211,35 +211,33 @@ def test_a_sequence_run_lists_what_may_come_next_beside_what_did(
         assert len(load(run.export(out=tmp_path / "model")).recommend(["3", "5"], k=4)) == 4
 
 
-def test_scores_of_two_runs_over_the_same_sequences_are_mixed(data, tmp_path, capsys):
-    runs = {}
-    for model, rounds, cohort in (("next", 2, 10), ("pairs", 1, films.USERS)):
-        options = {"model": model, "exact_pairs": model == "pairs", "width": 4, "negatives": 10}
-        named = TaskPlan(name="sequences-100k", options=options)
-        plan = Plan(
-            scheme="submodel",
-            cohort=cohort,
-            task=named,
-            simulation=SimulationPlan(rounds=rounds),
-        )
-        task = tasks.load("sequences-100k", data=data, **options)
-        runs[model] = simulate(task, plan, out=tmp_path / model, progress=False)
-    one, two = (runs[model].folder for model in ("next", "pairs"))
+def test_a_run_of_two_models_recommends_and_ranks_by_their_mixture(data, tmp_path, capsys):
+    options = {"model": "next+pairs", "exact_pairs": True, "width": 4, "negatives": 10}
+    task = tasks.load("sequences-100k", data=data, **options)
+    named = TaskPlan(name="sequences-100k", options=options)
+    plan = Plan(scheme="submodel", cohort=10, task=named, simulation=SimulationPlan(rounds=2))
+    run = simulate(task, plan, out=tmp_path / "run", progress=False)
+    own = task.data.test_of(5)["seen"][0]
+    found = told(run.folder, data, capsys, "--user", "6", "--past", "3")
+    assert [item["item"] for item in found["past"]] == own[own >= 0][::-1][:3].tolist()
+    assert not {item["item"] for item in found["recommended"]} & set(own.tolist())
 
-    def ranked(run, *more):
-        assert cli.main(["rank", str(run), "--data", str(data), "--json", *more]) == 0
-        return json.loads(capsys.readouterr().out)["figures"]["model"]
+    def ranked(*more):
+        assert cli.main(["rank", str(run.folder), "--data", str(data), "--json", *more]) == 0
+        return json.loads(capsys.readouterr().out)
 
-    alone, other = ranked(one), ranked(two)
-    assert ranked(one, "--with", str(two), "--weight", "0") == alone
-    assert ranked(one, "--with", str(two), "--weight", "1") == other
-    mixed = told(one, data, capsys, "--user", "6", "--with", str(two), "--top", "30")
-    lists = [told(run, data, capsys, "--user", "6", "--top", "30") for run in (one, two)]
-    assert mixed["recommended"] not in [found["recommended"] for found in lists]
-    assert (
-        cli.main(["rank", str(one), "--data", str(data), "--with", str(two), "--weight", "2"]) == 2
-    )
-    assert "weight = 2.0" in capsys.readouterr().err
+    whole = ranked()
+    assert list(whole["figures"])[:3] == ["model", "next", "pairs"]
+    tested = run.facts["mixture"]["test"]
+    assert whole["figures"]["model"] == tested["next+pairs"]
+    assert whole["figures"]["pairs"] == tested["pairs"]
+    few = ranked("--sampled", "8")
+    assert few["candidates"] == 9 and list(few["figures"]["model"]) == ["HR@10", "NDCG@10"]
+    assert few["figures"]["model"]["NDCG@10"] > whole["figures"]["model"]["NDCG@10"]
+    assert cli.main(["rank", str(run.folder), "--data", str(data), "--sampled", "8"]) == 0
+    assert "sampled by a public seed" in capsys.readouterr().out
+    assert cli.main(["rank", str(run.folder), "--data", str(data), "--sampled", "29"]) == 2
+    assert "of which 29 are drawn" in capsys.readouterr().err
 
 
 def test_a_run_of_sequences_ends_with_its_ranking(data, tmp_path, capsys):

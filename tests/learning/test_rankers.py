@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tessera.data.sequences import SEEN, Sequences, sequence_data
+from tessera.errors import ConfigError
 from tessera.learning.rankers import (
     EASE,
     POPULARITY,
@@ -16,6 +17,7 @@ from tessera.learning.rankers import (
     Followers,
     predictors,
     ranks,
+    sampled,
 )
 
 USERS, ITEMS = 30, 25
@@ -78,3 +80,20 @@ def test_predictors_need_no_model(data):
     for name in (WINDOWED, EASE):
         found = made[name]()(data.test)
         assert found.shape == (len(data.test), ITEMS) and np.isfinite(found).all()
+
+
+def test_sampled_items_are_new_to_the_user_and_follow_from_a_public_seed(data):
+    among = sampled(data.test, ITEMS, number=10)
+    for row, target in enumerate(data.test["item"]):
+        drawn = set(among[row].tolist())
+        assert len(drawn) == 10 and target not in drawn
+        assert not drawn & set(data.test[SEEN][row].tolist())
+    half = data.test.take(slice(None, None, 2))
+    assert np.array_equal(sampled(half, ITEMS, number=10), among[::2])
+    assert not np.array_equal(sampled(data.test, ITEMS, number=10, seed=1), among)
+    scores = np.random.default_rng(1).integers(0, 4, (USERS, ITEMS)).astype(float)
+    found = ranks(lambda some: scores[some["user"]], data.test, among=among)
+    for row, (user, target) in enumerate(zip(data.test["user"], data.test["item"], strict=True)):
+        assert found[row] == (scores[user][among[row]] >= scores[user][target]).sum()
+    with pytest.raises(ConfigError, match="of which 24 are drawn"):
+        sampled(data.test, ITEMS, number=24)

@@ -9,21 +9,28 @@ import pytest
 from numpy.testing import assert_allclose
 
 from tessera import wire
+from tessera.api import simulate
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.row_names import RowNames
-from tessera.data.sequences import Sequences, sequence_data
+from tessera.data.sequences import SEEN, Sequences, sequence_data
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
 from tessera.learning.averaging import ServerStep
+from tessera.learning.metrics import ndcg
 from tessera.learning.models.pairs import TABLE, Pairs
+from tessera.learning.rankers import placed
 from tessera.learning.training.jobs import prepare
 from tessera.plan import Plan, SimulationPlan
+from tessera.plan.defaults import plan_beside
 from tessera.plan.dp import DPPlan
 from tessera.plan.sections import GroupsPlan
 from tessera.protocols.plain import PlainRows
+from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.root import lasting_secret, with_negatives
 from tessera.runs.client_training import Trainer
-from tessera.runs.training import Training, complete
+from tessera.runs.folder import RunFolder
+from tessera.runs.standing import both, mixed, standing
+from tessera.runs.training import Training, complete, eligible
 from tessera.simulation.views import Views
 from tessera.tasks.sequences import NEXT, sequence_task
 
@@ -260,3 +267,90 @@ def test_without_an_order_there_is_no_next_and_pairs_are_ease(data):
     assert (
         a_task(unordered, "pairs").bind(a_task(unordered, "pairs").build(0))[TABLE].rows == ITEMS**2
     )
+
+
+# --- both -----------------------------------------------------------------------------------------
+
+
+def mixed_run(data, folder, scheme="submodel", **more):
+    task = a_task(data, "next+pairs", min_holders=1, power=0.0)
+    simulation = SimulationPlan(rounds=3, **more.pop("simulation", {}))
+    plan = Plan(scheme=scheme, cohort=10, simulation=simulation, **more)
+    run = simulate(task, plan, out=folder, insecure_test_entropy="both", on_event=lambda _: None)
+    return task, run
+
+
+def test_two_models_train_without_what_their_weight_is_chosen_by(data):
+    task = a_task(data, "next+pairs")
+    held = task.beside.held
+    assert 0 < len(held) <= USERS // 2
+    for user, item, seen in zip(held["user"], held["item"], held[SEEN], strict=True):
+        whole = data.events.of(user)
+        assert item == whole[-1] and seen[seen >= 0].tolist() == whole[:-1].tolist()
+        assert task.data.events.of(user).tolist() == whole[:-1].tolist()
+        assert item not in task.data.of(int(user))["item"]
+        pairs = task.beside.task.data.of(int(user))["cell"]
+        assert not (item == pairs % ITEMS).any() and not (item == pairs // ITEMS % ITEMS).any()
+    assert np.array_equal(task.data.test["item"], data.test["item"])
+    assert np.array_equal(task.data.test[SEEN], data.test[SEEN])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "more"),
+    [
+        ("submodel", {}),
+        ("submodel", {"simulation": {"metrics": "federated"}}),
+        ("two-server", {"simulation": {"metrics": "federated"}}),
+        ("secure-submodel", {"groups": GroupsPlan(size=5, small=True)}),
+        (
+            "secure-submodel",
+            {
+                "groups": GroupsPlan(size=5, small=True),
+                "simulation": {"metrics": "federated"},
+            },
+        ),
+    ],
+)
+def test_one_run_has_both_models_and_the_weight_with_the_best_gain(data, tmp_path, scheme, more):
+    task, run = mixed_run(data, tmp_path / "run", scheme, **more)
+    found = run.facts["mixture"]
+    curve = dict(map(tuple, found["curve"]))
+    assert curve[found["weight"]] == max(curve.values()) > 0.0
+    log = RunFolder.load(run.folder)
+    with both(log, task) as (one, other), standing(log, task) as model:
+        given = one.of_all_items(task.beside.held), other.of_all_items(task.beside.held)
+        assert_allclose(
+            model.of_all_items(task.beside.held), mixed(*given, found["weight"]), atol=1e-9
+        )
+        for weight in (0.0, 0.5, 1.0):
+            right = ndcg(placed(mixed(*given, weight), task.beside.held), 10)
+            assert curve[weight] == pytest.approx(right, abs=1e-3)
+    assert bool(found["test"]) == (run.plan.simulation.metrics == "central")
+    before = (run.folder / "run.json").read_text()
+    again = simulate(task, run.plan, out=run.folder, resume=True, on_event=lambda _: None)
+    assert (again.folder / "run.json").read_text() == before
+
+
+def test_both_models_of_fixed_groups_have_the_same_groups(data):
+    task = a_task(data, "next+pairs")
+    plan = Plan(scheme="secure-submodel", cohort=10, groups=GroupsPlan(size=5, small=True))
+    second = complete(plan_beside(plan, task.beside.task), task.beside.task)
+    groups = [
+        cohorts_of(each).formed(eligible(own.data, each))
+        for each, own in ((complete(plan, task), task), (second, task.beside.task))
+    ]
+    assert groups[0] == groups[1] and len(groups[0]) == USERS // 5
+
+
+def test_two_models_are_refused_where_they_would_not_add_up(data):
+    task, groups = a_task(data, "next+pairs", power=0.0), GroupsPlan(size=5, small=True)
+    plan = Plan(scheme="two-server", cohort=USERS, dp=DPPlan(unit="user", epsilon=8.0, clip=1.0))
+    with pytest.raises(ConfigError, match="pay for both"):
+        complete(plan, task)
+    many = SimulationPlan(min_examples=9)
+    with pytest.raises(ConfigError, match="other groups"):
+        complete(Plan(scheme="secure-submodel", cohort=10, groups=groups, simulation=many), task)
+    with pytest.raises(ConfigError, match="have one holder"):
+        a_task(data, "next+pairs", exact_pairs=False)
+    with pytest.raises(ConfigError, match="whose clients send sums by the row"):
+        simulate(task, Plan(scheme="fedavg", cohort=10))

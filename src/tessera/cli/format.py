@@ -31,15 +31,6 @@ AsCsv = Annotated[
         help="Write the figures as CSV; - is stdout, with nothing else on it.",
     ),
 ]
-Also = Annotated[
-    Path | None,
-    typer.Option(
-        "--with",
-        metavar="RUN",
-        help="A second run over the same sequences, whose scores are mixed in.",
-    ),
-]
-Weight = Annotated[float, typer.Option(help="What the scores of the second run count, 0 to 1.")]
 DataFolder = Annotated[
     Path | None, typer.Option(help="Folder of data sets (default: $TESSERA_DATA).")
 ]
@@ -150,7 +141,10 @@ def show_ranking(found: FullRanking, page: Page) -> None:
         for predictor, figures in found.figures.items()
     ]
     page.table(table(["predictor", *names], rows))
-    page.say(
-        "Nothing is sampled: every candidate is ranked, and ties count against the target.",
-        style="dim",
-    )
+    how = "Nothing is sampled: every candidate is ranked"
+    if found.sampled:
+        how = (
+            f"Each target is ranked among {found.sampled:,} items sampled by a public seed, as "
+            "papers do: figures are far above those among all items"
+        )
+    page.say(f"{how}, and ties count against the target.", style="dim")

@@ -11,11 +11,9 @@ from typing import Annotated
 import typer
 
 from tessera.cli.format import (
-    Also,
     AsCsv,
     AsJson,
     DataFolder,
-    Weight,
     figures_written,
     show_ranking,
 )
@@ -32,8 +30,12 @@ def rank(
         int, typer.Option(min=1, help="Length of the ranked lists of recall and NDCG.")
     ] = 10,
     users: Annotated[int, typer.Option(min=0, help="Most users to look at; 0: all.")] = USERS,
-    also: Also = None,
-    weight: Weight = 0.5,
+    sampled: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Rank among so many sampled items, as papers do with 99; 0: among all."
+        ),
+    ] = 0,
     data: DataFolder = None,
     csv: AsCsv = None,
     as_json: AsJson = False,
@@ -46,7 +48,7 @@ def rank(
             print(f"\rranking: {done:,} of {every:,} users", end="", file=sys.stderr, flush=True)
 
     found = full_ranking(
-        run, top=top, users=users, data=data, on_progress=progress, also=also, weight=weight
+        run, top=top, users=users, data=data, on_progress=progress, sampled=sampled
     )
     if shown:
         print("\r" + " " * 60 + "\r", end="", file=sys.stderr)

@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from tessera.cli.format import Also, AsJson, DataFolder, Weight
+from tessera.cli.format import AsJson, DataFolder
 from tessera.report.numbers import plural, score
 from tessera.report.terminal import Page
 from tessera.rounds import charged
@@ -33,15 +33,11 @@ def recommend(
     client: Annotated[int | None, typer.Option(help="Or its number as a client, from 0.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of items.")] = 10,
     past: Annotated[int, typer.Option(min=0, help="Number of past items.")] = 10,
-    also: Also = None,
-    weight: Weight = 0.5,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Items that a user does not have yet, best first, beside those it has."""
-    found = recommendations(
-        run, client, user=user, top=top, past=past, data=data, also=also, weight=weight
-    )
+    found = recommendations(run, client, user=user, top=top, past=past, data=data)
     plan = RunFolder.load(run).plan
     if as_json:
         typer.echo(json.dumps(charged.marked(plan, asdict(found))))

@@ -13,7 +13,7 @@ example has its user's whole training part as `seen`: these are no candidates wh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -142,6 +142,36 @@ def sequence_data(
             "history": f"the last {length} items before",
         },
     )
+
+
+def with_held(data: SequenceData, most: int) -> tuple[SequenceData, Examples]:
+    """Without the last training item of some users, and these items as examples that are ranked.
+
+    For what is chosen after training: neither trained on nor of the test part. At most so many
+    users and at most half of them, spread evenly over those who keep two items; whoever has a
+    single one trains no more.
+    """
+    events = data.events
+    able = np.flatnonzero(events.counts >= 3)
+    if not len(able):
+        raise ConfigError(
+            f"{data.name}: no user has three items to train on, of which one is held out",
+            hint='model = "next" or "pairs" alone holds none out',
+        )
+    users = able[:: max(2, -(-len(able) // most))]
+    kept = np.where(events.counts >= 2, events.counts, 0)
+    kept[users] -= 1
+    rows = events.begins[users + 1] - 1
+    length = data.test["history"].shape[1]
+    held = _examples(events, rows, events.place, length)
+    rest = np.flatnonzero(events.place < np.repeat(kept, events.counts))
+    return replace(
+        data,
+        events=events.first(kept),
+        train=data.train.take(rest),
+        offsets=offsets(kept),
+        facts={**data.facts, "held out to mix models": f"an item of each of {len(users):,} users"},
+    ), held.with_field(SEEN, _seen(events, rows, events.place))
 
 
 def _examples(events: Sequences, rows: Ints, place: Ints, length: int) -> Examples:

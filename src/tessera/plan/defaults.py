@@ -27,7 +27,14 @@ from tessera.learning.training.settings import LocalTraining
 from tessera.plan.dp import SETUP_SHARE, DPPlan, NoisyRows, trained_with
 from tessera.plan.plan import Plan
 from tessera.plan.scheme import Scheme
-from tessera.plan.sections import TablePlan, UnionPlan
+from tessera.plan.sections import (
+    ModelPlan,
+    PrivacyPlan,
+    TablePlan,
+    TaskPlan,
+    UnionPlan,
+    UpdatePlan,
+)
 from tessera.plan.toml import toml_value
 from tessera.privacy.dp.guarantee import Unit
 from tessera.tasks.task import Recommended, Task
@@ -313,6 +320,35 @@ def with_defaults(plan: Plan, filled: Iterable[Filled]) -> Plan:
     return replace(plan, **whole)
 
 
+def plan_beside(plan: Plan, task: Task) -> Plan:
+    """The agreement of a task's second model, that clients send sums for: its own settings.
+
+    Everybody in one round; between two servers, whose sums are over what a cohort writes, in rounds
+    of disjoint clients. Federation and seed are the first model's, and with them the fixed groups:
+    whatever is opened of a client is opened over the same group.
+    """
+    counts = np.diff(task.data.offsets)
+    clients = int(np.count_nonzero(counts >= max(1, plan.simulation.min_examples)))
+    rounds, privacy = 1, plan.privacy
+    if plan.scheme is Scheme.TWO_SERVER and task.recommended.rounds > 1:
+        rounds = task.recommended.rounds
+        privacy = PrivacyPlan(level="cpp1", one_participation=True, period_rounds=rounds)
+    return replace(
+        plan,
+        cohort=clients // rounds,
+        tables=(),
+        model=ModelPlan(),
+        privacy=privacy,
+        union=UnionPlan(),
+        update=UpdatePlan(),
+        training=None,
+        server=None,
+        partial={},
+        task=TaskPlan(name=plan.task.name, options={**plan.task.options, "model": "pairs"}),
+        simulation=replace(plan.simulation, rounds=rounds, patience=0),
+    )
+
+
 # --- what a plan cannot be with its task ----------------------------------------------------------
 
 
@@ -334,6 +370,26 @@ def check_task(facts: TaskFacts) -> None:
         check_shared_rows(task, bound)
     if task.solve is not None:
         check_sums(plan, task)
+    if task.beside is not None:
+        check_beside(plan, task)
+
+
+def check_beside(plan: Plan, task: Task) -> None:
+    """Refuse two budgets, and clients in other groups than with the other model."""
+    assert task.beside is not None
+    if plan.dp is not None:
+        raise ConfigError(
+            f"[dp] with two models of task {task.name!r}: one budget would have to pay for both",
+            hint='model = "next" or model = "pairs" in [task]',
+        )
+    least = max(1, plan.simulation.min_examples)
+    first, second = (np.diff(t.data.offsets) >= least for t in (task, task.beside.task))
+    if plan.grouped and not np.array_equal(first, second):
+        raise ConfigError(
+            f"min_examples = {least}: the two models of task {task.name!r} would have other "
+            "clients, hence other groups, and whoever is in two groups is found",
+            hint="leave min_examples out",
+        )
 
 
 def check_weights(bound: BoundModel) -> None:

@@ -13,6 +13,7 @@ events.jsonl   everything that happened; rounds.jsonl: one line per finished rou
 ids.json       the ids of items and (simulated) users by row, where the data has its own
 checkpoint/    where the run stands, for `--resume`
 model/         what `tessera export` makes of it
+beside/        the run of a second model that scores are mixed with, where the task has one
 views/, truth.json   with --record-views; helper.key: of two servers, the helper's unsealing key
 report.html
 
@@ -63,9 +64,10 @@ TRUTH = "truth.json"
 LABELS = "truth-labels.json"
 HELPER_KEY = "helper.key"
 IDS = "ids.json"
+BESIDE = "beside"
 CONTENTS: Final = (
     *(PLAN, RUN, f"{RUN}.tmp", IDS, EVENTS, ROUNDS, CHECKPOINT, MODEL, REPORT),
-    *(VIEWS, TRUTH, LABELS, HELPER_KEY),
+    *(VIEWS, TRUTH, LABELS, HELPER_KEY, BESIDE),
 )
 """Everything that a run writes into its folder, and all that is ever removed from it."""
 

@@ -3,7 +3,8 @@
 Of a click model: for each user with a click in its test part, the first of these is the target, and
 every item that the user did not have before is a candidate, scored with what was known then. Of a
 softmax over a table: every test example, among all rows. Of sequences: each user's last item, among
-all that it does not have (`learning/rankers.py`). None is sampled.
+all that it does not have (`learning/rankers.py`). None is sampled, unless a paper's protocol is
+asked for.
 Beside the model stand predictors that need none: what was clicked most often in the training part,
 and what most often came after the last item there.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,13 +24,13 @@ from tessera.data.examples import LABEL, ClientData, Examples
 from tessera.data.ratings import RatingData
 from tessera.data.sequences import SEEN, SequenceData
 from tessera.errors import ConfigError
+from tessera.learning import rankers
 from tessera.learning.metrics import RankMetric, hit_rate, ndcg, next_measures, successors
-from tessera.learning.rankers import POPULARITY, SUCCESSOR, predictors
-from tessera.learning.rankers import ranks as item_ranks
+from tessera.learning.rankers import POPULARITY, SUCCESSOR
 from tessera.learning.scores import ItemScores
 from tessera.runs.export import named_task
 from tessera.runs.folder import RunFolder
-from tessera.runs.recommend import check_run, mixed, standing
+from tessera.runs.standing import RunModel, check_run, standing
 from tessera.tasks import Task
 
 Doubles = npt.NDArray[np.float64]
@@ -46,7 +48,10 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class FullRanking:
-    """Figures by predictor and name. `targets` were ranked, each among about `candidates`."""
+    """Figures by predictor and name. `targets` were ranked, each among about `candidates`.
+
+    These are all there are, unless so many of them were `sampled`.
+    """
 
     run: str
     task: str
@@ -55,6 +60,7 @@ class FullRanking:
     targets: int
     candidates: int
     figures: dict[str, dict[str, float]]
+    sampled: int = 0
 
 
 def full_ranking(
@@ -65,12 +71,11 @@ def full_ranking(
     data: Path | None = None,
     task: Task | None = None,
     on_progress: Progress | None = None,
-    also: Path | None = None,
-    weight: float = 0.5,
+    sampled: int = 0,
 ) -> FullRanking:
     """Of a run's last checkpoint. `users` at most are looked at, spread evenly; 0: all.
 
-    Of sequences, the scores of another run, `also`, may be mixed in with a `weight`.
+    Of sequences, what came next may be ranked among so many `sampled` items, as papers do.
     """
     if top < 1 or users < 0:
         raise ConfigError(f"top = {top}, users = {users}", hint="top is 1 or more, users 0 or more")
@@ -83,15 +88,18 @@ def full_ranking(
             "table, so there is nothing to rank",
             hint="its metric is in the report",
         )
-    if also is not None and not isinstance(task.data, SequenceData):
-        raise ConfigError(f"{folder}: scores of sequences are mixed, and this has none")
+    if sampled and not isinstance(task.data, SequenceData):
+        raise ConfigError(
+            f"{folder}: items are sampled beside what came next in a sequence, and this has none",
+            hint="leave --sampled out",
+        )
     check_run(log, task)
     with standing(log, task) as stood:
         if isinstance(task.data, SequenceData):
             some = spread(task.data.test, users)
-            with mixed(stood, task.data, also, weight, data) as model:
-                figures = _next_figures(task.data, model.of_all_items, some, on_progress)
-            targets, candidates = len(some), _candidates(task.data.sizes["item"], some)
+            figures = _next_figures(task.data, stood, some, on_progress, sampled)
+            items = task.data.sizes["item"]
+            targets, candidates = len(some), sampled + 1 if sampled else _candidates(items, some)
         elif isinstance(task.metric, RankMetric):
             test = task.data.test
             figures = {MODEL: task.metric.measures(stood.scores(test), test)}
@@ -116,6 +124,7 @@ def full_ranking(
         targets=targets,
         candidates=candidates,
         figures=figures,
+        sampled=sampled,
     )
 
 
@@ -131,10 +140,20 @@ def _candidates(items: int, examples: Examples) -> int:
 
 
 def _next_figures(
-    data: SequenceData, model: ItemScores, examples: Examples, on_progress: Progress | None
+    data: SequenceData,
+    model: RunModel,
+    examples: Examples,
+    on_progress: Progress | None,
+    sampled: int,
 ) -> dict[str, dict[str, float]]:
-    """Of the model first, then of the predictors that need none."""
-    made = {MODEL: lambda: model, **predictors(data.events, data.sizes["item"])}
+    """Of the model first, with the parts of a mixture, then of the predictors that need none."""
+    items = data.sizes["item"]
+    among = rankers.sampled(examples, items, sampled) if sampled else None
+    models: dict[str, ItemScores] = {MODEL: model.of_all_items, **model.parts}
+    made: dict[str, Callable[[], ItemScores]] = {
+        **{name: partial(_given, scores) for name, scores in models.items()},
+        **rankers.predictors(data.events, items),
+    }
     figures = {}
     for place, (name, make) in enumerate(made.items()):
 
@@ -142,8 +161,18 @@ def _next_figures(
             if on_progress is not None:
                 on_progress((before * of + done) // len(made), of)
 
-        figures[name] = next_measures(item_ranks(make(), examples, progress))
+        found = rankers.ranks(make(), examples, progress, among)
+        figures[name] = sampled_measures(found) if sampled else next_measures(found)
     return figures
+
+
+def sampled_measures(found: Doubles) -> dict[str, float]:
+    """Of ranks among sampled items, by the names that papers give them."""
+    return {"HR@10": hit_rate(found, 10), "NDCG@10": ndcg(found, 10)}
+
+
+def _given(scores: ItemScores) -> ItemScores:
+    return scores
 
 
 def _clicks(task: Task) -> bool:

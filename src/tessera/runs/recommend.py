@@ -6,8 +6,6 @@ mask is not in a run's folder: it is fitted again here, to the client's ratings,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,16 +21,11 @@ from tessera.data.sequences import SEEN, SequenceData
 from tessera.errors import ConfigError
 from tessera.learning.models.masked import fit
 from tessera.learning.rating_models import BASE
-from tessera.learning.scores import ItemScores, evaluate
 from tessera.learning.task_setup import RatingSetup
-from tessera.rounds import schemes
 from tessera.rounds.root import lasting_secret
-from tessera.runs import central, training
-from tessera.runs.central import CentralTraining
-from tessera.runs.description import digest_of
 from tessera.runs.export import named_task
-from tessera.runs.folder import CHECKPOINT, RunFolder, entropy_of
-from tessera.runs.training import Training, complete
+from tessera.runs.folder import RunFolder, entropy_of
+from tessera.runs.standing import RunModel, check_run, standing
 from tessera.tasks import Task
 
 Ints = npt.NDArray[np.int64]
@@ -84,14 +77,12 @@ def recommendations(
     past: int = 10,
     data: Path | None = None,
     task: Task | None = None,
-    also: Path | None = None,
-    weight: float = 0.5,
 ) -> Recommendations:
     """Predictions of the run's last checkpoint for every item, the best `top` of those not known.
 
     A user is named by its id in the data, or by its number as a client. An item is known if it is
     in the client's training part: one of the test part may come up, and then its true rating stands
-    beside it. Of sequences, the scores of another run, `also`, may be mixed in with a `weight`.
+    beside it.
     """
     log = RunFolder.load(folder)
     task = task or named_task(log, data)
@@ -99,10 +90,8 @@ def recommendations(
     if isinstance(given, SequenceData):
         number = _client(log, given, client, user)
         check_run(log, task)
-        with standing(log, task) as stood, mixed(stood, given, also, weight, data) as model:
+        with standing(log, task) as model:
             return _following(log, task, given, model, number, top, past)
-    if also is not None:
-        raise ConfigError(f"{folder}: scores of sequences are mixed, and this has none")
     if "item" not in given.sizes or "item" not in given.train.fields:
         raise ConfigError(
             f"{folder}: the examples of task {task.name!r} have no field 'item' to recommend",
@@ -164,8 +153,10 @@ def _following(
     top: int,
     past: int,
 ) -> Recommendations:
-    """What comes next after a client's training part, beside what did."""
+    """What comes next after a client's items, beside what did."""
     own, names, held = data.events.of(client), data.names_of("item"), data.test_of(client)
+    if len(held):  # with what is held out of training to mix models
+        own = held[SEEN][0][held[SEEN][0] >= 0].astype(np.int64)
     last = np.full((1, max(1, len(own))), NONE, np.int64)
     last[0, : len(own)] = own[::-1]
     length = data.test["history"].shape[1]
@@ -199,76 +190,6 @@ def _following(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class RunModel:
-    """The model of a run's last checkpoint: what it gives for examples, and for every item."""
-
-    rounds: int
-    scores: Callable[[Examples], npt.NDArray[np.float32]]
-    of_all_items: ItemScores
-
-
-@contextmanager
-def standing(log: RunFolder, task: Task) -> Iterator[RunModel]:
-    """The model as it stands, in one place or with everybody's own rows."""
-    plan, checkpoint = complete(log.plan, task), log.folder / CHECKPOINT
-    entropy = entropy_of(log)
-    if not schemes.of(plan).federated:
-        one = CentralTraining(task, plan, folder=checkpoint, entropy=entropy)
-        known = one.central.parameters()
-        yield RunModel(
-            one.rounds_done,
-            lambda some: evaluate(one.module, one.bound, known, some),
-            lambda some: evaluate(one.module, one.bound, known, some, rank=False),
-        )
-        return
-    with Training(task, plan, folder=checkpoint, entropy=entropy) as stood:
-        tables = stood.tables | stood.local
-        yield RunModel(
-            stood.rounds_done,
-            lambda some: stood.evaluation.scores(stood.dense, tables, some),
-            lambda some: stood.evaluation.of_all_items(stood.dense, tables)(some),
-        )
-
-
-@contextmanager
-def mixed(
-    model: RunModel, data: SequenceData, also: Path | None, weight: float, folder: Path | None
-) -> Iterator[RunModel]:
-    """The model with the scores of another run's over the same sequences, if there is one.
-
-    Scores of a user are brought to mean 0 and deviation 1 over all items, and the other's count
-    with this weight.
-    """
-    if also is None:
-        yield model
-        return
-    if not 0.0 <= weight <= 1.0:
-        raise ConfigError(f"weight = {weight}", hint="0 (not at all) to 1 (alone)")
-    log = RunFolder.load(also)
-    task = named_task(log, folder)
-    if not isinstance(task.data, SequenceData) or not np.array_equal(
-        task.data.events.item, data.events.item
-    ):
-        raise ConfigError(
-            f"{also}: not about the same sequences", hint="mix runs on the same data and part"
-        )
-    check_run(log, task)
-    with standing(log, task) as other:
-
-        def scores(some: Examples) -> npt.NDArray[np.float64]:
-            own, others = _standard(model.of_all_items(some)), _standard(other.of_all_items(some))
-            return (1.0 - weight) * own + weight * others
-
-        yield replace(model, of_all_items=scores)
-
-
-def _standard(scores: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    whole = scores.astype(np.float64)
-    spread = whole.std(axis=1, keepdims=True)
-    return np.asarray((whole - whole.mean(axis=1, keepdims=True)) / np.maximum(spread, 1e-12))
-
-
 def _known(examples: Examples, scale: tuple[float, float] | None) -> dict[int, float]:
     """Ratings by item in the order of the examples; of clicks those that were."""
     pairs = zip(examples["item"].tolist(), examples[LABEL].tolist(), strict=True)
@@ -293,22 +214,6 @@ def _client(log: RunFolder, data: ClientData, client: int | None, user: object) 
             hint=f"use 0 to {data.clients - 1}",
         )
     return client
-
-
-def check_run(log: RunFolder, task: Task) -> None:
-    """`ConfigError` where the run has no model yet, or was trained on other data."""
-    if log.facts.get("data") != digest_of(task):
-        raise ConfigError(
-            f"{log.folder} was trained on other data than is here now",
-            hint="name the folder it was trained on with --data",
-        )
-    name = training.STORE if schemes.of(log.plan).federated else central.STATE
-    missing = task.setup is not None and "setup" not in log.facts
-    if not (log.folder / CHECKPOINT / name).is_file() or missing:
-        raise ConfigError(
-            f"{log.folder}: no round of this run is checkpointed, so there is no model",
-            hint="let it finish a round: tessera run --resume",
-        )
 
 
 # --- every item as an example of one client -------------------------------------------------------

@@ -285,6 +285,12 @@ def pack_task(plan: Plan, data: Path | None) -> Bundle:
             "yet",
             hint="`tessera run` simulates it",
         )
+    if task.beside is not None:
+        one, other = task.beside.names
+        raise ConfigError(
+            f"task {task.name!r} has two models, and a federation trains one",
+            hint=f'a federation with model = "{one}" and another with model = "{other}" in [task]',
+        )
     plan = complete(plan, task)
     module = task.build(plan.seed)
     bound = task.bind(module)

@@ -1,6 +1,6 @@
-"""What comes next: a lag model that is trained, or pair counts that are summed up.
+"""What comes next: a lag model that is trained, pair counts that are summed up, or both.
 
-Both are over the same data (`data/sequences.py`) and are tested in the same way: where the held-out
+All are over the same data (`data/sequences.py`) and are tested in the same way: where the held-out
 item stands among all that its user does not have.
 """
 
@@ -15,7 +15,7 @@ import torch
 
 from tessera.data.clicks import offsets
 from tessera.data.examples import ClientData, Examples
-from tessera.data.sequences import SequenceData
+from tessera.data.sequences import SequenceData, with_held
 from tessera.errors import ConfigError
 from tessera.learning.architecture import build
 from tessera.learning.averaging import ServerStep
@@ -28,7 +28,7 @@ from tessera.learning.softmax import SampledSoftmax
 from tessera.learning.tables.spec import Zeros
 from tessera.learning.training.settings import LocalTraining
 from tessera.tasks.kinds import TaskKind
-from tessera.tasks.task import CentralSettings, Recommended, Task
+from tessera.tasks.task import Beside, CentralSettings, Recommended, Task
 
 NEXT: Final = Recommended(
     training=LocalTraining(batch=50, examples=50, rate=1.0, decay=1.0, weight_decay=2e-4),
@@ -62,23 +62,35 @@ def sequence_task(
     min_holders: int = 5,
     exact_pairs: bool = False,
 ) -> Task:
-    """The next item, by a lag model ("next") or from sums of pair counts ("pairs").
+    """The next item, by a lag model ("next"), from sums of pair counts ("pairs"), or by both.
 
     Of "next": `negatives` are drawn from counts to the `power` (0: evenly). Of "pairs": `tau`,
-    `penalty` and `min_holders` as in `learning/models/pairs.py`.
+    `penalty` and `min_holders` as in `learning/models/pairs.py`. "next+pairs" trains the one and
+    sums up the other, and mixes their scores (`runs/standing.py`).
     """
     if not isinstance(data, SequenceData):
         raise ConfigError(f"task {data.name!r}: the data has no sequences")
     if model not in MODELS:
         raise ConfigError(f"task: model = {model!r}", hint=f"one of {', '.join(MODELS)}")
     metric = NextMetric(rows=data.sizes["item"], target="item", sequence="history")
+    pairs = Pairs(items=data.sizes["item"], tau=tau if data.ordered else 0.0, penalty=penalty)
+    if model == "pairs":
+        return _pairs(data, title, metric, pairs, min_holders, exact_pairs)
     if model == "next":
         return _next(data, title, recommended, metric, width, negatives, power)
-    pairs = Pairs(items=data.sizes["item"], tau=tau if data.ordered else 0.0, penalty=penalty)
-    return _pairs(data, title, metric, pairs, min_holders, exact_pairs)
+    rest, held = with_held(data, HELD)
+    trained = _next(rest, title, recommended, metric, width, negatives, power)
+    summed = _pairs(rest, f"{title}, pairs", metric, pairs, min_holders, exact_pairs)
+    return replace(
+        trained,
+        data=replace(rest, facts=summed.data.facts),
+        beside=Beside(("next", "pairs"), summed, held),
+    )
 
 
-MODELS: Final = ("next", "pairs")
+MODELS: Final = ("next", "pairs", "next+pairs")
+HELD: Final = 1_000
+"""Users by whom the weight of two models is chosen, at most."""
 
 
 def _next(
@@ -185,7 +197,8 @@ _EXPLAINED: Final[Mapping[str, str]] = {
     "least": "Times that an item occurs to be in the catalogue.",
     "part": 'What the model is tested on: each user\'s last item ("test"), or the one before '
     '("validation") to tune settings.',
-    "model": '"next" (a lag model that is trained) or "pairs" (pair counts that are summed).',
+    "model": '"next" (a lag model that is trained), "pairs" (pair counts that are summed) or '
+    '"next+pairs" (both, their scores mixed).',
     "width": "Columns of an item's row.",
     "negatives": "Items that a client draws beside its own, once, from its own secret.",
     "power": "Negatives are drawn from how often items occur, to this power; 0: evenly.",

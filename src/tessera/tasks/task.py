@@ -232,6 +232,19 @@ class Recommended:
     per_person: LocalTraining | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A second model over the same sequences, trained on its own, whose scores are mixed in.
+
+    `names` are of the task's own model and of this one. What each counts is chosen by `held`:
+    examples of the users' own that neither model was trained on.
+    """
+
+    names: tuple[str, str]
+    task: Task
+    held: Examples = field(repr=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """What is trained, on what, and by which metric it is measured.
@@ -242,7 +255,7 @@ class Task:
     clients before the first round. A task whose clients do not train by gradient descent over
     batches brings the `learner` that trains them, and a `noisy_learner` if it can with noise per
     person. Where clients send sums and train nothing, `solve` makes scores of the shared tables,
-    and every client is in the sums once.
+    and every client is in the sums once. `beside` is a second model that scores are mixed with.
     """
 
     name: str
@@ -256,6 +269,7 @@ class Task:
     learner: Callable[[BoundModel, LocalTraining], Learner] | None = None
     noisy_learner: Callable[[BoundModel, LocalTraining, NoisySteps], Learner] | None = None
     solve: Callable[[Mapping[str, StoredTable]], ItemScores] | None = None
+    beside: Beside | None = None
     recommended: Recommended = field(default_factory=Recommended)
     architecture: Mapping[str, Any] | None = None  # how to make the module again, without the data
 
