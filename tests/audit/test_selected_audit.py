@@ -68,9 +68,10 @@ def test_both_servers_together_read_them(tmp_path, monkeypatch):
     monkeypatch.setattr(encode, "selected_words", noted)
     folder = recorded(tmp_path / "run", "row", two_server=TwoServerPlan(write="dpf"))
     record = Record.load(folder)
-    for round_id, seen, helpers in record.entries_of_both():
-        ours = leader_view(record.plan, round_id, seen)
-        theirs = helper_view(record.plan, round_id, helpers, record.box_key, {})
+    for part in record.taken():
+        round_id = part.round_id
+        ours = leader_view(record.plan, round_id, part.entries)
+        theirs = helper_view(record.plan, round_id, part.helper_entries, record.box_key, {})
         places = two_server_view.selected_places(ours, theirs)
         assert sorted(p.tolist() for p in places.values()) == sorted(told[int(round_id)])
     (spec,) = two_server_view.cuts_of(ours)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from audit import runs
-from tessera.audit.record import Shown, shown
+from tessera.audit.record import shown
 from tessera.audit.suite import ATTACKS
 from tessera.plan import Scheme
+from tessera.rounds.rows import Shown
 
 PAGE = Path(__file__).parents[2] / "docs/protocols/audit.md"
 

@@ -162,9 +162,9 @@ def test_plain_shares_and_unions_are_audited_too(tmp_path, way):
 def test_two_plain_shares_add_up_to_what_was_written(tmp_path, way):
     """What each server is taken to have of a table is its share and nothing else."""
     record = Record.load(recorded(tmp_path / "run", 1, **way))
-    ((round_id, seen, helpers),) = record.entries_of_both()
-    leader = leader_view(record.plan, round_id, seen)
-    helper = helper_view(record.plan, round_id, helpers, record.box_key, {})
+    (part,) = record.taken()
+    leader = leader_view(record.plan, part.round_id, part.entries)
+    helper = helper_view(record.plan, part.round_id, part.helper_entries, record.box_key, {})
     assert helper.header == leader.header and helper.included == leader.included
     ((spec, start),) = leader.roots
     for client in leader.included:

@@ -352,7 +352,7 @@ def test_a_client_that_trains_alone_sends_zeros_whatever_its_data_raised(
 
     with Training(TASKS["personal"](), plan_of(TASKS["personal"]())) as run:
         job = run.job(ClientId(0), run._whole(ClientId(0)))
-        alone = ClientTraining(run.plan, run.bound, run.local_training, Failing())
+        alone = ClientTraining(run.plan, run.bound, run.plan.local_training, Failing())
         (trained,) = alone.train([job], RoundId(0))
         assert trained.failed == f"training raised {error.__name__}"
         assert not trained.update.dense.any() and trained.update.weight == 0

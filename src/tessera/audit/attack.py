@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from tessera.audit.finding import Finding
 from tessera.audit.ratings.labels import Labels
 from tessera.audit.ratings.record import RatingRound, rating_round
-from tessera.audit.record import Record, Shown, replays
+from tessera.audit.record import Record, replays
 from tessera.audit.round_view import Entries, RoundView, Truth
 from tessera.audit.two_server_view import LEADER, TwoServerView, both_views
 from tessera.crypto.keys import SealingKey
@@ -24,6 +24,7 @@ from tessera.ids import ClientId, RoundId
 from tessera.plan import Plan
 from tessera.protocols.plain import PlainInput, SparsePlainInput
 from tessera.protocols.two_server.messages import Purpose
+from tessera.rounds.rows import Shown
 
 Seen = TypeVar("Seen")
 SeenIn = TypeVar("SeenIn", contravariant=True)
@@ -130,25 +131,15 @@ class RoundSeen:
 
 def rounds_of(record: Record) -> Iterator[RoundSeen]:
     """Every round of a record, in order; of fixed groups every epoch whose sum opened."""
-    if record.plan.grouped:
-        for view in record.rounds():
-            yield RoundSeen(
-                plan=record.plan,
-                round_id=view.round_id,
-                truth=record.truth,
-                entries=[],
-                labels=record.labels,
-                epoch=view,
-            )
-        return
     seeds: dict[RoundId, bytes] = {}
-    for round_id, entries, helper_entries in record.entries_of_both():
+    for part in record.taken():
         yield RoundSeen(
             plan=record.plan,
-            round_id=round_id,
+            round_id=part.round_id,
             truth=record.truth,
-            entries=entries,
-            helper_entries=helper_entries,
+            entries=part.entries,
+            epoch=part.epoch,
+            helper_entries=part.helper_entries,
             box_key=record.box_key,
             seeds=seeds,
             labels=record.labels,

@@ -121,9 +121,8 @@ def observe_rows(
     every = np.arange(rows, dtype=np.uint64)
     part = TablePart(every, np.zeros((rows, 1), np.float32))
     submodel = Submodel(np.zeros(1, np.float32), {TABLE: part}, {TABLE: every})
-    assert plan.training is not None
     learner = NoisyVectorised(
-        Trainable(module, bound, steep_loss, plan.training), index_steps(plan)
+        Trainable(module, bound, steep_loss, plan.local_training), index_steps(plan)
     )
     local = section.trust is Trust.LOCAL
 

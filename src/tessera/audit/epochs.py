@@ -103,9 +103,9 @@ class EpochReplay:
         union = _in_one_space(plan, group.union)
         everywhere = dict.fromkeys(members, union)
         counts = [
-            signed(update.tables[plan.table_id(t.name)].words[:, -1], plan.ring)
-            for t in plan.roots
-            if plan.by_rows
+            signed(update.tables[table].words[:, -1], plan.ring)
+            for table in plan.root_ids
+            if table in update.tables
         ]
         offered = StageSum(
             stage=StageId(0), survivors=client_array(members), dense=plan.ring.zeros(0), tables={}
@@ -120,7 +120,7 @@ class EpochReplay:
             members=everywhere,
             opened=union,
             counts=np.concatenate([np.zeros(0, dtype=np.int64), *counts]),
-            sums=(offered, update) if plan.has_union else (update,),
+            sums=(update,) if group.union is None else (offered, update),
             downloads=group.downloads,
         )
 
@@ -139,8 +139,8 @@ def _places(plan: Plan, base: Download) -> dict[str, Ids]:
 def _in_one_space(plan: Plan, union: UnionOpened | None) -> Ids:
     tables = {} if union is None else union.tables
     parts = [
-        tables[plan.table_id(t.name)] + np.uint64(plan.offsets[t.name])
-        for t in plan.roots
-        if plan.table_id(t.name) in tables
+        tables[table] + np.uint64(plan.offsets[t.name])
+        for table, t in plan.root_ids.items()
+        if table in tables
     ]
     return np.concatenate([np.zeros(0, dtype=np.uint64), *parts])

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.audit.transcript import Bits, ByClient, Clients, Meeting
-from tessera.ids import ClientId, RoundId
+from tessera.ids import ClientId
 from tessera.plan import Plan
 from tessera.privacy.index.exposure import Holders
 from tessera.privacy.index.posterior import Floats, log_ratio_table, pack, posterior, size_prior
@@ -123,9 +123,7 @@ def _union(plan: Plan, one: Meeting) -> Iterator[Channel]:
     if one.in_union is None or not one.present:
         return
     everybody = ByClient.everything(one.present, len(one.in_union))
-    spurious = plan.union_encoding(RoundId(0)).expected_false_positives
-    certain = not (plan.privacy.decoy_share or plan.privacy.add or spurious)
-    yield Channel(one.period, everybody, one.in_union, ~one.in_union | certain)
+    yield Channel(one.period, everybody, one.in_union, ~one.in_union | plan.union_is_exact)
 
 
 @dataclass(frozen=True, slots=True)

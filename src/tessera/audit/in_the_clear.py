@@ -63,7 +63,7 @@ class ClearRows:
     def _named(self, message: PlainRows) -> Ids:
         """Rows that a client asks for, as ids of the one space of all tables."""
         plan = self.plan
-        start = {plan.table_id(t.name): np.uint64(plan.offsets[t.name]) for t in plan.roots}
+        start = {table: np.uint64(plan.offsets[t.name]) for table, t in plan.root_ids.items()}
         parts = [t.rows + start[t.table] for t in message.tables if t.table in start]
         return np.concatenate([np.zeros(0, dtype=np.uint64), *parts])
 

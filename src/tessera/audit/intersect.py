@@ -102,9 +102,7 @@ class Intersection(PeriodAttack):
     @property
     def pinned_claim(self) -> float:
         """0 where the plan keeps rounds of one client from being told apart, else all."""
-        plan = self.plan.privacy
-        once = plan.one_participation and not self.whole_run
-        return 0.0 if once or plan.grouped else 1.0
+        return float(self.plan.privacy.links_rounds(whole_run=self.whole_run))
 
     @property
     def real_claim(self) -> float:

@@ -71,7 +71,7 @@ class PublicKnowledge:
 
     def drawn(self, round_id: int, client: ClientId, count: int) -> npt.NDArray[np.int64]:
         """The places of the examples that a client with so many would train on in a round."""
-        most = 0 if self.plan.training is None else self.plan.training.examples
+        most = self.plan.local_training.examples
         coins = public_secret(self.plan, round_id, int(client))
         places: npt.NDArray[np.int64] = drawn(Examples({"place": np.arange(count)}), most, coins)[
             "place"

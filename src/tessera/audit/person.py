@@ -18,13 +18,14 @@ from tessera.audit.epochs import EpochReplay
 from tessera.audit.evidence import Circle
 from tessera.audit.identification import LINKS, IdentificationAttacks
 from tessera.audit.in_the_clear import ClearRows
-from tessera.audit.record import Shown, decoded, shown
+from tessera.audit.record import decoded, shown
 from tessera.audit.round_view import RoundView, Truth
 from tessera.audit.two_server_view import EITHER, TwoServerView
 from tessera.ids import ClientId, RoundId
 from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
 from tessera.privacy.index.posterior import DIGITS, IDENTIFIED, Floats, chance_of_guess
+from tessera.rounds.rows import Shown
 from tessera.simulation.views import ViewEntry
 
 

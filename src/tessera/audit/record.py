@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -44,52 +43,28 @@ from tessera.protocols.secagg.server import SecAggServerSetup, Server
 from tessera.protocols.secagg.transcript import NOTHING, Digests
 from tessera.protocols.two_server.messages import SignedHeader
 from tessera.rounds import schemes
+from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.delivery import model_digest, row_digests
 from tessera.rounds.messages import Download, UnionOpened
+from tessera.rounds.rows import Shown
 from tessera.runs.folder import HELPER_KEY, TRUTH, VIEWS, RunFolder
 from tessera.simulation import views
 from tessera.simulation.views import ViewEntry
 
 
-class Shown(Enum):
-    """What a recorded run shows to its servers, for an attack to start from."""
-
-    CLEAR_ROWS = "rows in the clear"
-    CLEAR_PLACES = "places of the largest changes in the clear"
-    UPLOADS = "single clients' gradients of ratings"
-    RATING_SUMS = "sums of gradients of ratings"
-    SUMS = "masked sums over whole cohorts"
-    UNIONS = "unions of clients' rows"
-    ANSWERS = "randomised answers, in sums with shares for those who drop out"
-    GROUPS = "fixed groups"
-    SHARES = "keys and shares at each of two servers"
-    SHARED_ROWS = "rows of a sum that two servers open"
-    KEY_PERIODS = "keys that last for several rounds"
-
-
 def shown(plan: Plan, labels: Labels | None = None) -> frozenset[Shown]:
     """What runs by this plan show; `labels` are those of a rating task."""
-    total, rows = schemes.of(plan).sum, schemes.of(plan).rows
-    rated = labels is not None and labels.factorised
-    all_masked = total.masks and plan.security.sharing is Sharing.SECURE
-    answers = all_masked and rows.randomised
-    uploads = rated and not (all_masked or total.two_servers)
-    places = plan.selects and not total.two_servers
-    clear = total.federated and not total.hides
-    found = {
-        Shown.CLEAR_ROWS: clear and bool(plan.roots) and not uploads and not places,
-        Shown.CLEAR_PLACES: places,
-        Shown.UPLOADS: uploads,
-        Shown.RATING_SUMS: rated and total.masks and plan.security.sharing is not Sharing.PLAIN,
-        Shown.SUMS: all_masked,
-        Shown.UNIONS: answers,
-        Shown.ANSWERS: answers and not plan.grouped,
-        Shown.GROUPS: answers and plan.grouped,
-        Shown.SHARES: total.two_servers,
-        Shown.SHARED_ROWS: total.two_servers and bool(plan.tables),
-        Shown.KEY_PERIODS: total.two_servers and plan.key_rounds > 1,
-    }
-    return frozenset(what for what, there in found.items() if there)
+    return schemes.of(plan).shown(plan, rated=labels is not None and labels.factorised)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What is taken of a round: the servers' views of it, or a group's epoch that was opened."""
+
+    round_id: RoundId
+    entries: Entries
+    helper_entries: Entries
+    epoch: RoundView | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +116,8 @@ class Record:
                 )
         helper, key = folder / VIEWS / f"{HELPER}.view.jsonl", folder / HELPER_KEY
         known = Shown.SHARES in there and helper.exists() and key.exists()
-        return cls(
+        kind = GroupRecord if cohorts_of(plan).waits else cls
+        return kind(
             plan,
             view,
             read_truth(truth, plan),
@@ -166,33 +142,40 @@ class Record:
         """What the server saw, round by round: entries of its view, with their messages."""
         yield from _by_round(self.view)
 
-    def entries_of_both(self) -> Iterator[tuple[RoundId, Entries, Entries]]:
+    def taken(self) -> Iterator[Taken]:
         """The same, with what the helper saw of each round; nothing where that is not known."""
         theirs = iter(()) if self.helper_view is None else _by_round(self.helper_view)
         ahead = next(theirs, None)
         for round_id, seen in self.entries():
             while ahead is not None and ahead[0] < round_id:
                 ahead = next(theirs, None)
-            yield round_id, seen, ahead[1] if ahead is not None and ahead[0] == round_id else []
+            known = ahead is not None and ahead[0] == round_id
+            yield Taken(round_id, seen, ahead[1] if known and ahead is not None else [])
 
     def rounds(self) -> Iterator[RoundView]:
-        """Every round in which a roster was sent, or every update of a fixed group that opened."""
-        if self.plan.grouped:
-            yield from EpochReplay(self.plan).take(_read(self.view))
-            return
+        """Every round in which a roster was sent."""
         for round_id, seen in self.entries():
             yield from replays(self.plan, round_id, seen)
+
+
+class GroupRecord(Record):
+    """Of a run in fixed groups."""
+
+    def taken(self) -> Iterator[Taken]:
+        for view in self.rounds():
+            yield Taken(view.round_id, [], [], view)
+
+    def rounds(self) -> Iterator[RoundView]:
+        """Every update of a fixed group that opened."""
+        return EpochReplay(self.plan).take(_read(self.view))
 
 
 def replays(plan: Plan, round_id: RoundId, seen: Entries) -> list[PhasesView]:
     """The round's secure sum once more; none if no client was sent a roster."""
     if not schemes.of(plan).masks:
         return []
-    if plan.drawn_in_secret:  # everybody who was drawn is told how the round ended
-        drawn = {entry.other for entry, _ in seen}
-        if len(drawn) < 2:
-            return []
-        plan = plan.part(secure=True, clients=len(drawn))
+    # Everybody who was drawn is told how the round ended.
+    plan = cohorts_of(plan).among(max(2, len({entry.other for entry, _ in seen})))
     bare = unmasked_clients(plan, seen)
     if bare:
         masked = plan.cohort - len(bare)
@@ -223,7 +206,7 @@ def _round_of(message: Any) -> int:
 def unmasked_clients(plan: Plan, seen: Entries) -> frozenset[ClientId]:
     """The clients of a round that share unmasked: in a plain scheme all, in a secure one those
     whom the plan lets choose, and who were sent rows without ever having sent a key."""
-    if schemes.of(plan).masks and plan.security.sharing is Sharing.SECURE:
+    if Shown.SUMS in shown(plan):
         return frozenset()
     bare = {ClientId(int(e.other)) for e, m in seen if isinstance(m, (*IN_THE_CLEAR, Download))}
     return frozenset(bare - {m.sender for _, m in seen if isinstance(m, Advert)})
@@ -327,7 +310,7 @@ def _view(
     messages: list[Any],
 ) -> PhasesView:
     ids = {} if union is None else dict(union.tables)
-    roots = [plan.table_id(t.name) for t in plan.roots if plan.table_id(t.name) in ids]
+    roots = [table for table in plan.root_ids if table in ids]
     start = {t: np.uint64(plan.offsets[plan.tables[t].name]) for t in roots}
 
     def everywhere(positions: Mapping[TableId, Ids]) -> Ids:

@@ -48,7 +48,8 @@ class RoundView:
     @property
     def in_union(self) -> tuple[ClientId, ...]:
         """The clients whose rows are in the union; nobody where there is none."""
-        return self._survivors(0) if len(self.plan.stages) == 2 else ()
+        *before, _ = self.plan.stages
+        return self._survivors(0) if before else ()
 
     @property
     def survivors(self) -> tuple[ClientId, ...]:

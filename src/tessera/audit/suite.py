@@ -18,12 +18,13 @@ from tessera.audit.intersect import Intersection
 from tessera.audit.ratings.labels import Labels
 from tessera.audit.ratings.plain_uploads import PlainUploads
 from tessera.audit.ratings.sums import with_initial_factors
-from tessera.audit.record import Record, Shown, shown
+from tessera.audit.record import Record, shown
 from tessera.audit.row_counts import Events, LateDropouts, SoleHolders
 from tessera.audit.two_server import KeyPeriodLists, TwoServerAttacks
 from tessera.audit.two_server_view import EITHER
 from tessera.audit.unmasking import KeptShares, LoneRows
 from tessera.audit.values import with_knowledge
+from tessera.rounds.rows import Shown
 from tessera.runs.folder import RunFolder
 
 ATTACKS: Final[tuple[Attack[Any], ...]] = (

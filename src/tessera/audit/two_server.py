@@ -103,7 +103,7 @@ class TwoServerAttacks:
             coins = rng.choice([-1.0, 1.0], count)
             signs = np.where(ahead == 0.0, coins, np.sign(ahead))
             whose = EITHER if what == PUBLIC else view.whose
-            if what == WRITTEN and spec.table >= len(view.plan.tables):
+            if what == WRITTEN and spec in cuts_of(view):
                 what = SELECTED
             self._ahead[whose, what].append(signs)
 

@@ -115,9 +115,9 @@ class TwoServerView:
     @property
     def roots(self) -> Iterator[tuple[TwoServerTable, int]]:
         """The tables whose rows clients choose, each with where it begins in the one id space."""
-        for t in self.plan.roots:
+        for table, t in self.plan.root_ids.items():
             for spec in self.params.tables:
-                if spec.table == self.plan.table_id(t.name):
+                if spec.table == table:
                     yield spec, self.plan.offsets[t.name]
 
     def plain(self, client: ClientId, spec: TwoServerTable) -> Words | None:
@@ -131,8 +131,7 @@ class TwoServerView:
         if keys is None or keys.plain is None or not spec.writes_dense:
             return None
         written = {other.table: other for other in self.params.written}
-        for t in self.plan.tables:
-            table = self.plan.table_id(t.name)
+        for table, t in self.plan.table_ids.items():
             if table == spec.table:
                 break
             if t.derived_from and self.plan.narrows:
@@ -256,11 +255,10 @@ def _round(
 
 def _params(plan: Plan, round_id: RoundId, between: Sequence[Any]) -> TwoServerParams:
     domain: dict[str, Ids] | None = None
-    if plan.narrows:
-        union = next(m for m in between if isinstance(m, UnionOpened))
+    for union in (m for m in between if isinstance(m, UnionOpened)):  # where there is one
         # Rows of derived tables follow from a map that is not recorded: they are left out.
         domain = {t.name: np.zeros(0, dtype=np.uint64) for t in plan.tables}
-        domain |= {t.name: union.tables[plan.table_id(t.name)] for t in plan.roots}
+        domain |= {t.name: union.tables[table] for table, t in plan.root_ids.items()}
     return two_server_params(plan, round_id, _nobody(), domain)
 
 
@@ -305,7 +303,8 @@ def _first_words(params: TwoServerParams, plain: bytes | Secret, count: int) -> 
 
 def cuts_of(view: TwoServerView) -> list[TwoServerTable]:
     """The tables of a round that are cuts of the dense part."""
-    return [spec for spec in view.params.tables if spec.table >= len(view.plan.tables)]
+    known = view.plan.table_ids
+    return [spec for spec in view.params.tables if spec.table not in known]
 
 
 def looked_at(spec: TwoServerTable) -> Places:

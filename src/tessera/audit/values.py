@@ -188,7 +188,7 @@ class ValueAttacks:
     def draws(self) -> GuessTrials:
         """Where clients train on some of their examples: which rows are trained in which round."""
         found = GuessTrials()
-        most = 0 if self.plan.training is None else self.plan.training.examples
+        most = self.plan.local_training.examples
         if not most or self.knowledge is None:
             return found
         for number, (members, group) in enumerate(sorted(self.groups.items())):
@@ -259,7 +259,7 @@ class ValueAttacks:
         """Who knows how many examples a member has takes the cluster with as many for its rows."""
         linked = []
         known = {} if self.knowledge is None else self.knowledge.examples
-        most = 0 if self.plan.training is None else self.plan.training.examples
+        most = self.plan.local_training.examples
         for members, rows, labels, held in self._linked():
             counts = np.zeros(len(rows))
             first = self.groups[members].opened[0]

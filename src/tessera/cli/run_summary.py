@@ -122,7 +122,7 @@ def synthetic_summary(
         "note": SYNTHETIC,
         "clients": clients,
         "rows_per_client": rows,
-        "rows_left_out": over if schemes.of(plan).capped else 0,
+        "rows_left_out": schemes.of(plan).rows.left_out(over),
         "cohort": plan.cohort,
         "rounds": len(rounds) + aborted,
         "finished": len(rounds),
@@ -297,11 +297,8 @@ def synthetic_lines(plan: Plan, facts: Mapping[str, Any]) -> Iterator[tuple[str,
     yield "survivors", count(facts["survivors"])
     yield from waiting_lines(facts)
     if entry.randomises:
-        union, opened = "rows in the union", "  opened"
-        if plan.grouped:
-            union, opened = "rows in the largest union of a group", "  opened, in all groups"
-        yield union, count(facts["union_rows"])
-        yield opened, count(facts["rows_opened"])
+        yield entry.rows.union_rows, count(facts["union_rows"])
+        yield f"  {entry.rows.opened_rows}", count(facts["rows_opened"])
         yield "  below the quorum, not updated", count(facts["rows_below_quorum"])
         yield "  below it after dropouts", count(facts["rows_shrunk"])
         if plan.privacy.strict_quorum:

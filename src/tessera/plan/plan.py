@@ -159,6 +159,11 @@ class Plan:
         """Whether clients send a part of the dense vector only."""
         return self.update.top < 1.0
 
+    @property
+    def kept_back(self) -> int:
+        """Parameters of which a client keeps what it does not send; 0: it forgets that."""
+        return self.model.dense if self.update.error_feedback else 0
+
     @cached_property
     def cuts(self) -> tuple[Cut, ...]:
         """The parts of the dense vector in which clients select."""
@@ -255,6 +260,23 @@ class Plan:
         privacy = self.privacy if secure else replace(self.privacy, strict_quorum=False)
         return replace(self, scheme=scheme, cohort=clients, privacy=privacy)
 
+    # --- sections that a task completes -------------------------------------------------------
+
+    @property
+    def local_training(self) -> LocalTraining:
+        """[training] as it stands: of a plan that its task has not completed, its defaults."""
+        return self.training or LocalTraining()
+
+    @property
+    def server_step(self) -> ServerStep:
+        """[server], likewise."""
+        return self.server or ServerStep()
+
+    @property
+    def named_task(self) -> TaskPlan | None:
+        """[task], where it names one; None: rounds move synthetic vectors."""
+        return self.task if self.task.name else None
+
     # --- tables and their ids -------------------------------------------------------------------
 
     def table(self, name: str) -> TablePlan:
@@ -267,6 +289,16 @@ class Plan:
     def roots(self) -> tuple[TablePlan, ...]:
         """The tables whose rows a client chooses; the others follow."""
         return tuple(t for t in self.tables if not t.derived_from)
+
+    @cached_property
+    def table_ids(self) -> dict[TableId, TablePlan]:
+        """All tables, by id."""
+        return {TableId(number): t for number, t in enumerate(self.tables)}
+
+    @cached_property
+    def root_ids(self) -> dict[TableId, TablePlan]:
+        """The tables whose rows a client chooses, by id."""
+        return {table: t for table, t in self.table_ids.items() if not t.derived_from}
 
     @cached_property
     def offsets(self) -> dict[str, int]:
@@ -412,6 +444,12 @@ class Plan:
         named = union_bound(self.domain, self.cohort, each)
         spurious = ceil(2 * self._encoding.expected_false_positives) + 40
         return min(self.domain, named + spurious)
+
+    @property
+    def union_is_exact(self) -> bool:
+        """Whether all rows of an opened union are held: no decoys, and no false positives."""
+        privacy, spurious = self.privacy, self._encoding.expected_false_positives
+        return not (privacy.decoy_share or privacy.add or spurious)
 
     def union_encoding(self, round_id: RoundId) -> UnionEncoding:
         """The union's encoding with this round's public hash seed."""

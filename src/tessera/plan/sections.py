@@ -241,6 +241,14 @@ class PrivacyPlan:
         """Whether the rows of clients are to be hidden in fixed groups."""
         return self.level == GROUPS
 
+    def links_rounds(self, *, whole_run: bool) -> bool:
+        """Whether rounds of one client in a period (in the whole run) can be told to be its."""
+        return not (self.grouped or (self.one_participation and not whole_run))
+
+    def fingerprint_of(self, own: IndexPrivacy | None) -> bool:
+        """Whether a client's own probabilities would link its pseudonyms."""
+        return self.pseudonyms and own is not None and own.fingerprints
+
     @property
     def decoy_share(self) -> float:
         """Decoys per real id; none in a group, which opens whole or not at all."""
@@ -368,6 +376,19 @@ class SecurityPlan:
                 "own: how many are left to the secure sum differs from round to round",
                 hint='use sharing = "secure", or threat = "semi-honest" and no threshold',
             )
+
+    @property
+    def signs(self) -> bool:
+        """Whether clients sign their keys, since the server may lie."""
+        return self.threat is Threat.ACTIVE
+
+    def unmasked(self, sharing: Sharing | None, indicator: float | None) -> bool:
+        """Whether a client with this choice (None: the plan's) and estimate does not mask."""
+        found = sharing or self.sharing
+        if found is not Sharing.AUTO:
+            return found is Sharing.PLAIN
+        # Without an estimate the update is masked; NaN compares as false.
+        return indicator is not None and indicator <= self.indicator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

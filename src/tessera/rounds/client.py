@@ -225,7 +225,7 @@ class ClientRound(TrainingClient):
 
     def _freeze_and_charge(self) -> None:
         plan, local = self.plan, self._local
-        roots = {plan.table_id(t.name): t for t in plan.roots}
+        roots = plan.root_ids
         held, pool = select.held(plan, local.real), select.held(plan, local.pool)
         real = {table: held[t.name] for table, t in roots.items()}
         if plan.privacy.add and not local.pool:
@@ -370,7 +370,7 @@ class ClientRound(TrainingClient):
             )
 
         def of_roots(rows: Mapping[str, Ids]) -> dict[TableId, Ids]:
-            return {plan.table_id(t.name): rows[t.name] for t in plan.roots}
+            return {table: rows[t.name] for table, t in plan.root_ids.items()}
 
         rows = RowsAsked(requested=of_roots(chosen.requested), trained=of_roots(chosen.trained))
         asked = Question(rows=self._sum.kept(rows), union=state.union)

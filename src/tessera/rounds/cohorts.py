@@ -106,6 +106,10 @@ class CohortRule:
             split.insert(0, (plan.part(secure=True, clients=len(masked)), masked))
         return split
 
+    def among(self, clients: int) -> Plan:
+        """The agreement in a round with so many clients."""
+        return self.plan
+
     def given_up(self, came: int) -> str:
         """Why a round with so many clients is not begun; "" if it is."""
         return ""
@@ -257,9 +261,9 @@ class SecretCohorts(CohortRule):
                 hint="more clients, a larger share of them, or fewer that a round needs",
             )
         for clients in (fewest, min(population, plan.most_clients)):
-            self._among(clients)  # a sum over the fewest, and over the most, has to be possible
+            self.among(clients)  # a sum over the fewest, and over the most, has to be possible
 
-    def _among(self, clients: int) -> Plan:
+    def among(self, clients: int) -> Plan:
         """Who masks meets the whole cohort; to others its size is no part of the agreement."""
         masks = schemes.of(self.plan).sum.masks
         return self.plan.part(secure=True, clients=clients) if masks else self.plan
@@ -276,7 +280,7 @@ class SecretCohorts(CohortRule):
 
     def split(self, named: Named, groups: Sequence[FixedGroup], unmasked: Unmasked | None) -> Split:
         names = tuple(sorted(named))
-        return [] if self.given_up(len(names)) else [(self._among(len(names)), names)]
+        return [] if self.given_up(len(names)) else [(self.among(len(names)), names)]
 
     def given_up(self, came: int) -> str:
         """That follows from coins alone, and hardly ever from those of one client
@@ -307,7 +311,7 @@ class SecretCohorts(CohortRule):
 
     def most_dropouts(self, cohort: int) -> int | None:
         hides = schemes.of(self.plan).sum.hides
-        return cohort - self._among(cohort).least_survivors if hides else None
+        return cohort - self.among(cohort).least_survivors if hides else None
 
     def spent(self, round_id: RoundId, lasts: int | None, short: Callable[[RoundId], bool]) -> str:
         """When training ends is not to follow from who was drawn."""

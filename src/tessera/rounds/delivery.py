@@ -80,14 +80,13 @@ def model_parts(
     plan: Plan, download: Download, requested: Mapping[str, Ids]
 ) -> tuple[Floats, dict[str, TablePart]]:
     """The dense part and the requested rows as they were sent; `UnfitModel` if they are not."""
-    if download.tables.keys() != {plan.table_id(t.name) for t in plan.tables}:
+    tables = plan.table_ids
+    if download.tables.keys() != tables.keys():
         raise UnfitModel("sent other tables than were requested")
     dtype = plan.model.precision.dtype
     values = {
-        t.name: _floats(
-            download.tables[plan.table_id(t.name)], (len(requested[t.name]), t.width), dtype
-        )
-        for t in plan.tables
+        t.name: _floats(download.tables[table], (len(requested[t.name]), t.width), dtype)
+        for table, t in tables.items()
     }
     dense = _floats(download.dense, (plan.model.dense,), dtype)
     if flaw := model_flaw(plan, dense, values):

@@ -20,7 +20,6 @@ from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import Agreement, PeriodStore
 from tessera.privacy.index.response import IndexPrivacy
 from tessera.protocols.machine import RoundOutcome
-from tessera.protocols.secagg.params import Threat
 from tessera.protocols.two_server.key_period import MemoryStore, OwnKeyStore
 from tessera.protocols.union.decoys import Catalogue, WholeTable
 from tessera.rounds.resolve import resolve
@@ -77,23 +76,20 @@ class LocalState:
 
     def sends_unmasked(self, plan: Plan) -> bool:
         """Whether this client sends its update unmasked, in a cohort where others may mask."""
-        sharing = self.sharing or plan.security.sharing
-        if sharing is not Sharing.AUTO:
-            return sharing is Sharing.PLAIN
-        # Without an estimate the update is masked; NaN compares as false.
-        return self.indicator is not None and self.indicator <= plan.security.indicator
+        return plan.security.unmasked(self.sharing, self.indicator)
 
     def decoys_from(self, plan: Plan) -> Catalogue:
         """The ids that decoys are drawn from."""
-        return self.catalogue or WholeTable(max(1, plan.domain))  # without tables none is drawn
+        if self.catalogue is not None:
+            return self.catalogue
+        return WholeTable(max(1, plan.domain))  # without tables none is drawn
 
     def residual_in(self, plan: Plan) -> Residual | None:
         """What this client keeps of its dense updates, where the plan has it keep any."""
-        if not plan.update.error_feedback:
-            return None
-        if self.residual is None or len(self.residual.kept) != plan.model.dense:
-            self.residual = Residual.nothing(plan.model.dense)
-        return self.residual
+        kept = plan.kept_back
+        if kept and (self.residual is None or len(self.residual.kept) != kept):
+            self.residual = Residual.nothing(kept)
+        return self.residual if kept else None
 
     def keep_pending(self, round_id: RoundId, rows: Mapping[str, TablePart]) -> None:
         """What training has made of this client's own rows, until the round is known to count."""
@@ -154,23 +150,23 @@ def check_rows(plan: Plan, local: LocalState) -> None:
             raise ConfigError(
                 f"table {name!r}: row id {int(rows.max())} is outside its {limit} rows"
             )
-    missing = [t.name for t in plan.tables if t.derived_from and t.name not in local.derived]
-    if missing and plan.by_rows:
+    missing = [t.name for t in resolve(plan).rows.followed(plan) if t.name not in local.derived]
+    if missing:
         raise ConfigError(f"table {missing[0]!r} is derived, and its map is missing")
-    if plan.privacy.pseudonyms and local.privacy and local.privacy.fingerprints:
+    if plan.privacy.fingerprint_of(local.privacy):
         raise ConfigError(
             "under pseudonyms answers that never change (p3 = 1, p4 = 0) are a fingerprint",
             hint="choose probabilities with instantaneous answers, or those of the plan",
         )
-    own = local.privacy
-    if plan.security.threat is Threat.ACTIVE and plan.has_union and own and not own.names_all:
+    agreed = resolve(plan)
+    if plan.security.signs and agreed.rows.must_name_all(local.privacy):
         raise ConfigError(
             'a client with its own index privacy under threat = "active": it does not name the '
             "whole union, so that it cannot check who shares its rows",
             hint="leave privacy to the plan",
         )
     engine_given = (None, 1, plan.privacy.least_rounds)  # 1 where groups are drawn, or the plan's
-    resolve(plan).cohorts.check_choices(
+    agreed.cohorts.check_choices(
         {
             "sharing": local.sharing not in (None, plan.security.sharing),
             "privacy": local.privacy not in (None, plan.privacy.index),

@@ -324,8 +324,7 @@ class CentralPaperNoise(PaperNoise):
 
     @property
     def divisor(self) -> int:
-        assert self.plan.training is not None
-        return self.plan.training.batch
+        return self.plan.local_training.batch
 
     def on_means(
         self,
@@ -345,10 +344,10 @@ class CentralPaperNoise(PaperNoise):
         if missing:
             raise MisuseError(f"CentralSubDP: client {missing[0]} has not said its Z")
         plan, paper = self.plan, self.paper
-        assert plan.training is not None
+        training = plan.local_training
         secret = entropy.secret(Label.SERVER_NOISE, plan.federation, int(round_id))
         parts = sum(paper.units(said[client]) for client in result.survivors)
-        step = plan.training.rate_in(int(round_id)) * self.dp.clip * paper.unit / DEVIATION
+        step = training.rate_in(int(round_id)) * self.dp.clip * paper.unit / DEVIATION
 
         def drawn(source: Gaussian, shape: tuple[int, int]) -> Values:
             steps = np.full(shape[0], parts, np.int64)
@@ -356,7 +355,7 @@ class CentralPaperNoise(PaperNoise):
 
         tables = {}
         for name, part in result.tables.items():
-            rows = drawn(row_noise(secret, name), part.mean.shape) * plan.training.table_rate
+            rows = drawn(row_noise(secret, name), part.mean.shape) * training.table_rate
             tables[name] = TableMean(
                 part.ids, part.mean + rows / np.maximum(part.counts, 1)[:, None], part.counts
             )

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Final
 
 from tessera.plan import Plan
-from tessera.protocols.secagg.params import Threat
 
 KEYS: Final = "keys"
 UNION: Final = "union"
@@ -99,7 +98,7 @@ def masked_row_phases(plan: Plan) -> tuple[Phase, ...]:
     """Keys once, then the sum of the union, the rows that are named, and the sum of updates."""
     return (
         *_masked_keys(dropouts=True),
-        *_masked_union(active=plan.security.threat is Threat.ACTIVE, dropouts=True),
+        *_masked_union(active=plan.security.signs, dropouts=True),
         Phase("reveal", 0, CHOICE, dropouts=True),
         *_masked_update(plan, 1),
     )
@@ -115,7 +114,7 @@ def _masked_union(*, active: bool, dropouts: bool) -> list[Phase]:
 
 
 def _masked_update(plan: Plan, visit: int) -> list[Phase]:
-    checks = ["consistency"] if plan.security.threat is Threat.ACTIVE else []
+    checks = ["consistency"] if plan.security.signs else []
     after = [Phase(name, visit, UNMASK, dropouts=True) for name in (*checks, "unmask")]
     return [Phase("collect", visit, UPDATE, dropouts=True), *after]
 

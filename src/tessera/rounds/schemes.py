@@ -19,15 +19,17 @@ from tessera.plan.reference import texts_of
 from tessera.rounds import phases
 from tessera.rounds.phases import CostCategories, Phase
 from tessera.rounds.rows import (
+    GroupRows,
     ListedRows,
     NamedRows,
     NarrowedRows,
     RandomisedRows,
     Rows,
+    Shown,
     UnseenRows,
 )
-from tessera.rounds.sums import MaskedSum, PlainSum, Sum
-from tessera.rounds.two_server.shared_sum import SharedSum
+from tessera.rounds.sums import GroupSum, MaskedSum, PlainSum, Sum
+from tessera.rounds.two_server.shared_sum import NarrowedSum, SharedSum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,10 @@ class SchemeEntry:
     def capped(self) -> bool:
         """Whether `max_rows` bounds what a client names, so that sizes tell nothing."""
         return self.rows.capped
+
+    def shown(self, plan: Plan, *, rated: bool = False) -> frozenset[Shown]:
+        """What runs by this plan show to servers; `rated`: of a rating task."""
+        return self.sum.shown(plan, self.rows, rated=rated)
 
     def phase(self, plan: Plan, name: str, visit: int) -> Phase:
         """The phase of a round by this plan; `MisuseError` if it does not come to it."""
@@ -263,6 +269,8 @@ LISTED: Final = replace(
 """Rows by a list in place of a union: what `secure-submodel` is where [dp] has the rows."""
 GROUPED: Final = replace(
     SCHEMES[Scheme.SECURE_SUBMODEL],
+    sum=GroupSum(),
+    rows=GroupRows(),
     knowledge=replace(
         SCHEMES[Scheme.SECURE_SUBMODEL].knowledge,
         plan="of each fixed group the union of its rows, and the sum and count of each row; which "
@@ -272,6 +280,7 @@ GROUPED: Final = replace(
 """What `secure-submodel` is in fixed groups."""
 GROUPED_WHOLE: Final = replace(
     SCHEMES[Scheme.SECURE_FEDAVG],
+    sum=GroupSum(),
     knowledge=replace(
         SCHEMES[Scheme.SECURE_FEDAVG].knowledge,
         server="The sum over each fixed group, hence which rows changed in it; not whose, for any "
@@ -286,6 +295,7 @@ GROUPED_WHOLE: Final = replace(
 """What `secure-fedavg` is in fixed groups."""
 NARROWED: Final = replace(
     SCHEMES[Scheme.TWO_SERVER],
+    sum=NarrowedSum(),
     rows=NarrowedRows(),
     phases=phases.narrowed_phases,
     knowledge=replace(

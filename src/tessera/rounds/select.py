@@ -111,13 +111,14 @@ def opened_union(plan: Plan, round_id: RoundId, ids: Ids) -> UnionOpened:
 
 def union_flaw(plan: Plan, message: UnionOpened) -> str:
     """What is wrong with a union that was sent; "" if the plan allows it."""
-    if message.tables.keys() != {plan.table_id(t.name) for t in plan.roots}:
+    roots, most = plan.root_ids, plan.most_union
+    if message.tables.keys() != roots.keys():
         return "sent a union of other tables"
     # Before anything is made of it: the sender chose its size.
-    if sum(map(len, message.tables.values())) > plan.most_union:
+    if sum(map(len, message.tables.values())) > most:
         return "sent a union of more rows than its cohort can name"
-    for t in plan.roots:
-        ids = message.tables[plan.table_id(t.name)]
+    for table, t in roots.items():
+        ids = message.tables[table]
         if len(ids) and int(ids[-1]) >= t.rows:
             return f"sent a union with rows outside table {t.name!r}"
     return ""
@@ -125,7 +126,7 @@ def union_flaw(plan: Plan, message: UnionOpened) -> str:
 
 def union_rows(plan: Plan, message: UnionOpened, maps: Maps) -> dict[str, Ids]:
     """The union by table name, derived tables included."""
-    roots = {t.name: message.tables[plan.table_id(t.name)] for t in plan.roots}
+    roots = {t.name: message.tables[table] for table, t in plan.root_ids.items()}
     return with_derived(plan, roots, maps)
 
 

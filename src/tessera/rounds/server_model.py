@@ -14,7 +14,7 @@ from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.errors import MisuseError
 from tessera.ids import RoundId
-from tessera.learning.averaging import Averaging, ServerStep
+from tessera.learning.averaging import Averaging
 from tessera.learning.popularity import Popularity
 from tessera.learning.tables.spec import DerivedMap
 from tessera.learning.tables.submodel import Floats
@@ -42,7 +42,7 @@ class ServerModel:
         """`popularity` says what rows' sums are divided by, where [dp] has them selected."""
         self.dense, self.tables, self.derived = dense, tables, dict(derived or {})
         divide = noise_of(plan).divisors(popularity)
-        self.averaging = Averaging(plan.server or ServerStep(), plan.model.dense, tables, divide)
+        self.averaging = Averaging(plan.server_step, plan.model.dense, tables, divide)
 
     def step(self, result: RoundResult, round_id: RoundId) -> None:
         """Step by the means of a round."""

@@ -19,7 +19,7 @@ from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError
 from tessera.ids import ClientId, Party, RoundId, StageId, TableId
 from tessera.learning.tables.submodel import Ids
-from tessera.plan import UNION, Plan
+from tessera.plan import UNION, Plan, Sharing
 from tessera.privacy.dp.events import THE_SUMS
 from tessera.protocols.machine import Outbound, to_all
 from tessera.protocols.plain import (
@@ -37,6 +37,7 @@ from tessera.protocols.secagg.server import SecAggServerSetup, Server
 from tessera.protocols.secagg.transcript import NothingSent, Received, SentDigests
 from tessera.rounds import delivery
 from tessera.rounds.messages import Download
+from tessera.rounds.rows import Rows, Shown
 from tessera.rounds.words import RowWords, union_words, whole_words
 from tessera.wire.stored import Kept
 
@@ -163,9 +164,21 @@ class Sum:
         """Who sees its messages, as it is printed."""
         return "both servers" if self.helpers else "the server"
 
+    def signed(self, plan: Plan) -> bool:
+        """Whether clients sign their keys, for each other to check."""
+        return False
+
+    def clear_part(self, plan: Plan, clients: int) -> Plan:
+        """The agreement among so many clients of a cohort that send in the clear."""
+        return plan
+
     def opened(self, plan: Plan) -> tuple[str, ...]:
         """What of many clients it opens, and of none alone."""
-        return (THE_SUMS,) if self.masks and plan.tables else ()
+        return ()
+
+    def shown(self, plan: Plan, rows: Rows, *, rated: bool) -> frozenset[Shown]:
+        """What its messages show to servers; `rated`: they are gradients of ratings."""
+        return frozenset()
 
     # --- roles ----------------------------------------------------------------------------------
 
@@ -223,10 +236,18 @@ class Sum:
         return decoded.ids, decoded.residual
 
 
+def _those(found: Mapping[Shown, bool]) -> frozenset[Shown]:
+    return frozenset(what for what, there in found.items() if there)
+
+
 class PlainSum(Sum):
     """By one server, in the clear."""
 
     federated = True
+
+    def shown(self, plan: Plan, rows: Rows, *, rated: bool) -> frozenset[Shown]:
+        values = {Shown.UPLOADS: rated, Shown.CLEAR_PLACES: plan.selects}
+        return _those(values) or _those({Shown.CLEAR_ROWS: bool(plan.roots)})
 
     def join(
         self, setup: ClientSetup, root: Entropy, last_round: RoundId | None
@@ -257,6 +278,26 @@ class MaskedSum(Sum):
     federated = True
     masks = True
 
+    def signed(self, plan: Plan) -> bool:
+        return plan.security.signs
+
+    def clear_part(self, plan: Plan, clients: int) -> Plan:
+        return plan.part(secure=False, clients=clients)
+
+    def opened(self, plan: Plan) -> tuple[str, ...]:
+        return (THE_SUMS,) if plan.tables else ()
+
+    def shown(self, plan: Plan, rows: Rows, *, rated: bool) -> frozenset[Shown]:
+        """Where some clients send in the clear, nothing is claimed of the others."""
+        ratings = {
+            Sharing.SECURE: {Shown.RATING_SUMS: rated},
+            Sharing.AUTO: {Shown.RATING_SUMS: rated, Shown.UPLOADS: rated},
+            Sharing.PLAIN: {Shown.UPLOADS: rated},
+        }
+        sharing = plan.security.sharing
+        masked = {Sharing.SECURE: rows.shown | {Shown.SUMS}}
+        return _those(ratings[sharing]) | masked.get(sharing, frozenset())
+
     def join(
         self, setup: ClientSetup, root: Entropy, last_round: RoundId | None
     ) -> tuple[SumClient, list[Outbound]]:
@@ -286,6 +327,10 @@ class MaskedSum(Sum):
         self, plan: Plan, download: Download, included: Mapping[TableId, Ids] | None
     ) -> Received:
         return delivery.received(plan, download, included)
+
+
+class GroupSum(MaskedSum):
+    """Likewise over a fixed group: it waits for all members (`rounds/epochs/`)."""
 
 
 class UnionSum(MaskedSum):

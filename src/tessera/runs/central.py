@@ -29,7 +29,6 @@ from tessera.learning.tables.submodel import read_npz
 from tessera.learning.tables.table import StoredTable
 from tessera.learning.training.jobs import Trainable
 from tessera.learning.training.pooled import CentralTrainer, round_size
-from tessera.learning.training.settings import LocalTraining
 from tessera.plan import Plan
 from tessera.rounds.events import Event, RoundFinished, TrainingEnded
 from tessera.rounds.root import lasting_secret
@@ -67,7 +66,7 @@ class CentralTraining:
         self.module = task.build(plan.seed)
         self.bound = task.bind(self.module)
         settings = task.recommended.central
-        training = plan.training or LocalTraining()
+        training = plan.local_training
         if settings.weight_decay is not None:
             training = replace(training, weight_decay=settings.weight_decay)
         self.central = CentralTrainer(

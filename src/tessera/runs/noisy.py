@@ -69,8 +69,7 @@ def index_steps(plan: Plan) -> NoisySteps:
     Noise is for `clip`, and an example's is shorter. What others add noise to is clipped as it is
     sent: by the first rate, and later ones are not higher.
     """
-    section, training = noise_of(plan).dp, plan.training
-    assert training is not None
+    section, training = noise_of(plan).dp, plan.local_training
     local = noise_of(plan).vector is None
     if training.decay > 1.0 and not local:
         raise ConfigError(
@@ -96,9 +95,8 @@ def example_steps(plan: Plan) -> NoisySteps:
 def person_steps(plan: Plan) -> NoisySteps:
     """People or their records, or the batches of a paper's algorithm."""
     section, paper = noise_of(plan).dp, noise_of(plan).paper
-    assert plan.training is not None
     if paper is not None:
-        batches = PrintedBatches(section.printed, plan.training.batch, paper)
+        batches = PrintedBatches(section.printed, plan.local_training.batch, paper)
         return _steps(plan, paper.unit, batches)
     if section.trust is not Trust.LOCAL:
         raise ConfigError(
@@ -110,8 +108,7 @@ def person_steps(plan: Plan) -> NoisySteps:
 
 
 def _steps(plan: Plan, noise: float, drawing: Drawing) -> NoisySteps:
-    section, training = noise_of(plan).dp, plan.training
-    assert training is not None
+    section, training = noise_of(plan).dp, plan.local_training
     return NoisySteps(
         clip=section.clip,
         noise=noise,

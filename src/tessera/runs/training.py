@@ -35,12 +35,10 @@ from tessera.learning.tables.store import ModelStore
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
 from tessera.learning.tables.table import LazyTable, StoredTable
 from tessera.learning.training.jobs import HomeFitting, Job, Trainable
-from tessera.learning.training.settings import LocalTraining
 from tessera.plan import Metrics, Plan
 from tessera.plan.defaults import filled_in, with_defaults
 from tessera.privacy.dp.ledger import BudgetExceeded
 from tessera.privacy.index.period import MemoryPeriods
-from tessera.protocols.secagg.params import Threat
 from tessera.rounds import schemes
 from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.events import Event, TrainingEnded
@@ -111,7 +109,7 @@ class Clients(Mapping[ClientId, Participant]):
         self.eligible = eligible(task.data, plan)
         self._known = frozenset(self.eligible)
         self._identities: dict[ClientId, Identity] = {}
-        if entropy is not None and schemes.of(plan).masks and plan.security.threat is Threat.ACTIVE:
+        if entropy is not None and schemes.of(plan).sum.signed(plan):
             self._identities = identities(self.eligible, entropy, plan.federation)
 
     def __getitem__(self, client: ClientId) -> Participant:
@@ -246,17 +244,13 @@ class Training:
     def dense(self) -> npt.NDArray[np.float32]:
         return self.federation.dense
 
-    @property
-    def local_training(self) -> LocalTraining:
-        return self.plan.training or self.task.recommended.training
-
     @cached_property
     def learner(self) -> ChosenLearner:
         """Who trains a cohort; found out when it is first needed."""
         return learner_of(
             self.plan,
             self.task,
-            Trainable(self.module, self.bound, self.task.loss, self.local_training),
+            Trainable(self.module, self.bound, self.task.loss, self.plan.local_training),
             self.trainer,
             sample=lambda: [self.job(c, self._whole(c)) for c in self.clients.eligible[:3]],
             rounds=self._to_come,
@@ -320,7 +314,7 @@ class Training:
 
     @cached_property
     def _client_training(self) -> ClientTraining:
-        return ClientTraining(self.plan, self.bound, self.local_training, self.learner.learner)
+        return ClientTraining(self.plan, self.bound, self.plan.local_training, self.learner.learner)
 
     def _selected(self, submodel: Submodel, update: ModelUpdate) -> ModelUpdate:
         """Without the rows that are not learnt: they would take a part of the clip."""

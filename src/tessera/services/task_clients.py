@@ -44,7 +44,7 @@ def task_maker(bundle: Bundle, data: Path | None, entropy: Entropy) -> ClientMak
     module = task.build(plan.seed)
     bound = task.bind(module)
     task = with_subjects(task, bound, plan)
-    training = plan.training or task.recommended.training
+    training = plan.local_training
     learner = learner_of(plan, task, Trainable(module, bound, task.loss, training)).learner
     client_training = ClientTraining(plan, bound, training, learner)
     maps = bound.derived_maps()

@@ -59,16 +59,14 @@ def round_seconds(forecast: Forecast) -> dict[str, float]:
         for masks in work.masks:
             each = mask_seconds(masks.group, key)
             client, server = client + masks.client_bytes * each, server + masks.server_bytes * each
-    if plan.has_union and not plan.grouped:  # there it is once a period
-        client += union_seconds(forecast, key)
+    for kind in schemes.of(plan).rows.work:
+        by_client, by_server = ROWS[kind](forecast, key)
+        client, server = client + by_client, server + by_server
     if schemes.of(plan).two_servers:
         by_client, by_server = two_server_seconds(forecast)
         client, server = client + by_client, server + by_server
         simulated = plan.cohort * client + server + by_server
         return {"client": client, "server": server, "helper": by_server, "simulated": simulated}
-    if schemes.of(plan).randomises and not plan.grouped:
-        forming, reading = group_seconds(forecast)
-        client, server = client + reading, server + forming
     simulated = forecast.groups * (plan.cohort * client + server)
     return {"client": client, "server": forecast.groups * server, "simulated": simulated}
 
@@ -89,16 +87,16 @@ def recovery_seconds(plan: Plan, key: Secret, *, many: int = 8) -> float:
     return fastest(lambda: combine_many(points, shares, threshold=topology.threshold)) / many
 
 
-def union_seconds(forecast: Forecast, key: Secret) -> float:
-    """For one client's rows to become words."""
+def union_seconds(forecast: Forecast, key: Secret) -> tuple[float, float]:
+    """For one client's rows to become words; nothing for the server."""
     plan = forecast.plan
     held = some(sum(forecast.rows.held(t) for t in plan.roots), plan.domain)
     encoding = plan.union_encoding(RoundId(0))
-    return fastest(lambda: encoding.encode(held, Stream.of(key, Label.MEASUREMENT)))
+    return fastest(lambda: encoding.encode(held, Stream.of(key, Label.MEASUREMENT))), 0.0
 
 
-def group_seconds(forecast: Forecast) -> tuple[float, float]:
-    """(for the server to form and tell all groups, for a client to read its own)."""
+def group_seconds(forecast: Forecast, key: Secret) -> tuple[float, float]:
+    """(for a client to read its groups of rows, for the server to form and tell all)."""
     n, sample = forecast.plan.cohort, min(forecast.plan.cohort, SAMPLE)
     rng = np.random.default_rng(0)
     forming = reading = 0.0
@@ -123,7 +121,11 @@ def group_seconds(forecast: Forecast) -> tuple[float, float]:
         forming += fastest(announce) * n * (n - 1) / (sample * (sample - 1))
         message = announce()
         reading += fastest(lambda m=message: wire.decode(m)) * (n - 1) / (sample - 1)  # type: ignore[misc]
-    return forming, reading
+    return reading, forming
+
+
+ROWS: Final = {"union": union_seconds, "groups": group_seconds}
+"""Seconds of one client and of the server, for steps that a kind of Rows has."""
 
 
 def fastest(call: Callable[[], object], *, spend: float = 0.02) -> float:

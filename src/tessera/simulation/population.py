@@ -21,7 +21,6 @@ from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
 from tessera.learning.tables.table import LazyTable, StoredTable
 from tessera.plan import Plan
 from tessera.privacy.index.period import MemoryPeriods
-from tessera.protocols.secagg.params import Threat
 from tessera.rounds import schemes
 from tessera.rounds.local_state import LocalState
 from tessera.simulation.subcohort import ClientTrainer, CohortTrainer, Participant, one_by_one
@@ -41,7 +40,7 @@ def participants(plan: Plan, clients: int, rows: int) -> dict[ClientId, Particip
             hint=f"use --clients {plan.cohort} or more, or a smaller cohort",
         )
     signers: Mapping[ClientId, Identity] = {}
-    if schemes.of(plan).masks and plan.security.threat is Threat.ACTIVE:
+    if schemes.of(plan).sum.signed(plan):
         signers = identities(map(ClientId, range(clients)), SystemEntropy(), plan.federation)
     maps = derived_maps(plan)
     return {

@@ -15,7 +15,6 @@ from tessera.audit.ratings.masks import BINS, PROPORTIONS, HitRates, best, liked
 from tessera.audit.ratings.record import RatingRound
 from tessera.ids import ClientId, RoundId
 from tessera.learning.rating_models import mask_penalties
-from tessera.learning.training.settings import LocalTraining
 from tessera.plan import Plan
 
 NEAR: Final = 0.05
@@ -29,7 +28,7 @@ class PlainUploads:
 
     def __init__(self, plan: Plan, labels: Labels) -> None:
         self._plan, self._labels = plan, labels
-        self._training = plan.training or LocalTraining()
+        self._training = plan.local_training
         self._profiles: dict[ClientId, Profile] = {}
         self._last: dict[ClientId, int] = {}
         self._silent: dict[ClientId, bool] = {}

@@ -70,7 +70,7 @@ def rating_round(
 ) -> RatingRound:
     """The round from what the server saw, and from its secure sum if there was one."""
     bare = unmasked_clients(plan, seen)
-    apart = plan.part(secure=False, clients=len(bare)) if schemes.of(plan).masks and bare else plan
+    apart = schemes.of(plan).sum.clear_part(plan, len(bare)) if bare else plan
     sent = {ClientId(int(e.other)): m for e, m in seen if isinstance(m, Download)}
     if view is not None:
         sent |= view.downloads
@@ -101,7 +101,7 @@ def _upload(
 ) -> Upload | None:
     """One client's plain words, as deltas of the rows that it was sent."""
     table, width = plan.table_id(ITEMS), plan.table(ITEMS).width
-    if schemes.of(plan).by_rows:
+    if given.tables:
         if named is None:
             return None
         ids = next(t.rows for t in named.tables if t.table == table)
@@ -134,7 +134,7 @@ def _counted(plan: Plan, words: Words) -> tuple[Floats, npt.NDArray[np.int64]]:
 def _total(view: RoundView, sent: Mapping[ClientId, Download]) -> SumRows | None:
     """The items' rows of an opened sum, with a rating at least in each; None without counts."""
     plan, final = view.plan, view.sums[-1]
-    if schemes.of(plan).by_rows:
+    if final.tables:
         words = final.tables[plan.table_id(ITEMS)].words
         ids, values = _sent_rows(view, sent)
         items, rows = view.opened, values[np.searchsorted(ids, view.opened)]

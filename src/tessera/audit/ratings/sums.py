@@ -195,7 +195,7 @@ class OpenedSums:
         total = seen.total
         if total is None:
             return
-        training = self.plan.training or LocalTraining()
+        training = self.plan.local_training
         raters = self._raters(seen)
         known = linked(total, training)
         whose = [self._whose(group, raters) for group in known]
@@ -286,7 +286,7 @@ class OpenedSums:
 
     def findings(self) -> list[Finding]:
         identified, started = self._identified.trials, self._by_start.trials
-        hidden = "its group" if schemes.of(self.plan).by_rows else "the whole cohort"
+        hidden = schemes.of(self.plan).rows.summed_over
         return [
             self._sole.finding(
                 "secure sum: a row opens as one rating",

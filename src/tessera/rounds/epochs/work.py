@@ -46,7 +46,7 @@ class MemberWork:
     def freeze(self, period: int, entropy: Entropy) -> None:
         """Fix this period's rows, durably, before anything of them is sent."""
         plan, local = self.plan, self.local
-        roots = {plan.table_id(t.name): t for t in plan.roots}
+        roots = plan.root_ids
         held = select.held(plan, local.real)
         freeze(
             local.periods,

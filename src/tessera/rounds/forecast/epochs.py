@@ -24,7 +24,16 @@ from tessera.protocols.epochs.messages import (
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds.epochs.messages import EpochWork, PeriodRecord
 from tessera.rounds.forecast.rows import ExpectedRows
-from tessera.rounds.forecast.secagg import KEY, ROUND, carried, length, some
+from tessera.rounds.forecast.secagg import (
+    KEY,
+    ROUND,
+    MaskWork,
+    Work,
+    carried,
+    length,
+    masked_bytes,
+    some,
+)
 from tessera.rounds.messages import Download, UnionOpened
 
 # --- bytes ----------------------------------------------------------------------------------------
@@ -80,6 +89,18 @@ class EpochTraffic:
             return plan.stages[-1].dense
         rows = (round(f.union) * (plan.table(f.name).width + 1) for f in self.rows.tables)
         return plan.model.dense + 1 + sum(rows)
+
+    @property
+    def work(self) -> Work:
+        """Of one update.
+
+        A member verifies a signature of each other one, which is about the work of an agreement;
+        the server adds vectors, which is at most that of as many bytes of a mask.
+        """
+        plan, others = self.plan, self.plan.cohort - 1
+        vector = masked_bytes(plan.ring, self.words)
+        masks = MaskWork(plan.ring, others * vector, plan.cohort * vector)
+        return Work(agreements=2 * others, boxes=0, masks=(masks,), openings=0)
 
     @property
     def _base(self) -> float:

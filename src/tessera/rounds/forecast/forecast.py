@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
-from tessera.crypto.group import Group
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, StageId, TableId
+from tessera.learning.tables.submodel import Ids
 from tessera.plan import Domain, Plan
 from tessera.privacy.index.exposure import Holders
 from tessera.privacy.index.identification_forecast import MOST_ROWS, IdentificationForecast, Setting
@@ -21,17 +21,24 @@ from tessera.protocols.machine import RoundOutcome, RoundOver
 from tessera.protocols.plain import PlainInput, PlainRows, SparsePlainInput
 from tessera.protocols.secagg import messages
 from tessera.protocols.secagg.mask_streams import KEY_BYTES
-from tessera.protocols.secagg.params import SecAggParams
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds import schemes
 from tessera.rounds.forecast.epochs import EpochTraffic, Waiting, waiting
-from tessera.rounds.forecast.rows import ExpectedRows, TableForecast, even_holders
-from tessera.rounds.forecast.secagg import ROUND, SecAggTraffic, carried, length, some
+from tessera.rounds.forecast.rows import ExpectedRows, even_holders
+from tessera.rounds.forecast.secagg import (
+    ROUND,
+    SecAggTraffic,
+    Work,
+    carried,
+    length,
+    masked_sums,
+    some,
+)
 from tessera.rounds.forecast.two_server import TwoServerTraffic
 from tessera.rounds.messages import Download, UnionOpened
-from tessera.rounds.sums import MaskedSum, PlainSum, Sum
+from tessera.rounds.sums import GroupSum, MaskedSum, PlainSum, Sum
 from tessera.rounds.two_server.domain import WriteCost, key_bytes
-from tessera.rounds.two_server.shared_sum import SharedSum
+from tessera.rounds.two_server.shared_sum import NarrowedSum, SharedSum
 
 # --- traffic --------------------------------------------------------------------------------------
 #
@@ -40,7 +47,7 @@ from tessera.rounds.two_server.shared_sum import SharedSum
 
 @dataclass(frozen=True)
 class RoundTraffic:
-    """The messages of a round, over tables of the expected sizes."""
+    """The messages of a round, over tables of the expected sizes. These are none."""
 
     rows: ExpectedRows
 
@@ -48,64 +55,30 @@ class RoundTraffic:
     def plan(self) -> Plan:
         return self.rows.plan
 
-    @cached_property
-    def sums(self) -> SecAggTraffic:
-        """The messages of the secure sum, in a scheme that has one."""
-        plan = self.plan
-        return SecAggTraffic(plan.union_sum(ROUND) if plan.narrows else plan.secagg(ROUND))
-
-    @cached_property
-    def two_server(self) -> TwoServerTraffic:
-        """The messages of two servers and their clients."""
-        plan = self.plan
-        narrow = {f.name: some(f.union, plan.table(f.name).rows) for f in self.rows.tables}
-        # Who writes a row holds it: decoys are in the union and not in the sum.
-        bare = replace(
-            plan, two_server=replace(plan.two_server, domain=Domain.WHOLE, row_limit=2**40)
-        )
-        written = {f.name: round(f.union) for f in replace(self.rows, plan=bare).tables}
-        return TwoServerTraffic(plan, narrow if plan.narrows else None, written)
-
     def up(self) -> Iterator[tuple[str, float]]:
-        yield from UP[type(schemes.of(self.plan).sum)](self)
+        """What a client sends."""
+        return iter(())
 
     def down(self) -> Iterator[tuple[str, float]]:
-        yield from DOWN[type(schemes.of(self.plan).sum)](self)
+        """What it receives."""
+        return iter(())
 
-    # --- in the clear ---------------------------------------------------------------------------
+    def between(self) -> float:
+        """Between two servers, for each client; none where there is one."""
+        return 0.0
 
-    def _plain_up(self) -> Iterator[tuple[str, float]]:
-        me, (dense, parts) = ClientId(0), self._update
-        if schemes.of(self.plan).by_rows:
-            named = self._named(within_union=False)
-            yield "choice", length(PlainRows(round_id=ROUND, sender=me, tables=named))
-        frame = PlainInput(round_id=ROUND, sender=me, dense=b"", tables=(b"",) * len(parts))
-        whole = length(frame) + carried(dense, *parts)
-        yield "update", min(whole, self._sparse_up(parts)) if self.plan.selects else whole
+    def union(self) -> tuple[float, float]:
+        """Up and down of a union that opens once a period of a fixed group; none elsewhere."""
+        return 0.0, 0.0
 
-    def _sparse_up(self, parts: Sequence[int]) -> float:
-        """The same with a selection, evenly spread: what is sent of each part, and the weight."""
-        stage, cuts = self.plan.stages[-1], self.plan.cuts
-        places = np.ones(stage.dense, dtype=np.bool_)
-        for cut in cuts:
-            rows = np.zeros((cut.rows, cut.width), dtype=np.bool_)
-            rows[np.arange(cut.most) * cut.rows // cut.most] = True
-            places[cut.start : cut.stop] = rows.reshape(-1)
-        found = np.flatnonzero(places).astype(np.uint64)
-        frame = SparsePlainInput(
-            round_id=ROUND, sender=ClientId(0), places=found, dense=b"", tables=(b"",) * len(parts)
-        )
-        return length(frame) + carried(packed_bytes(stage.group, len(found)), *parts)
-
-    def _plain_down(self) -> Iterator[tuple[str, float]]:
-        yield self._rows_down()
-        yield "update", self._over
+    @property
+    def work(self) -> Work | None:
+        """Of masked sums. None without one: a plain sum's work is too little to forecast."""
+        return None
 
     def _rows_down(self) -> tuple[str, float]:
         plan, itemsize = self.plan, self.plan.model.precision.dtype.itemsize
-        frame = Download(
-            round_id=ROUND, dense=b"", tables={plan.table_id(t.name): b"" for t in plan.tables}
-        )
+        frame = Download(round_id=ROUND, dense=b"", tables=dict.fromkeys(plan.table_ids, b""))
         rows = [round(f.revealed) * plan.table(f.name).width * itemsize for f in self.rows.tables]
         return "rows down", length(frame) + carried(plan.model.dense * itemsize, *rows)
 
@@ -118,67 +91,6 @@ class RoundTraffic:
             for f, spec in zip(self.rows.tables, stage.tables, strict=False)
         )
         return packed_bytes(stage.group, stage.dense), tuple(parts)
-
-    # --- masked ---------------------------------------------------------------------------------
-
-    def _masked_up(self) -> Iterator[tuple[str, float]]:
-        plan, (dense, parts) = self.plan, self._update
-        yield from self.sums.keys_up()
-        if schemes.of(plan).randomises:
-            union = plan.stages[0]
-            yield "union", self.sums.masked(packed_bytes(union.group, union.dense))
-            yield from (("union", size) for size in self.sums.unmask_up())
-            revealed = messages.RevealedSet(
-                round_id=ROUND,
-                stage=StageId(1),
-                sender=ClientId(0),
-                quorum=self.sums.params.quorum,
-                tables=self._named(within_union=True),
-            )
-            yield "choice", length(revealed)
-        yield "update", self.sums.masked(dense, *parts)
-        yield from (("update", size) for size in self.sums.unmask_up())
-        if plan.privacy.strict_quorum:
-            keys = {
-                TableId(i): bytes(KEY_BYTES * round(f.included))
-                for i, f in enumerate(self.rows.tables)
-            }
-            yield "update", self.sums.shares(keys) - self.sums.shares({})
-
-    def _masked_down(self) -> Iterator[tuple[str, float]]:
-        yield from self.sums.keys_down()
-        if schemes.of(self.plan).randomises:
-            yield from (("union", size) for size in self.sums.unmask_down())
-            yield "union", length(messages.NextStage(round_id=ROUND, stage=StageId(1)))
-            yield "union", self._union_length
-            yield "choice", self.sums.row_groups(self.rows.tables)
-        yield self._rows_down()
-        yield from (("update", size) for size in self.sums.unmask_down())
-        yield "update", self._over
-
-    # --- two servers, with a union before them or without ---------------------------------------
-
-    def _shared_up(self) -> Iterator[tuple[str, float]]:
-        yield from self._union_up()
-        yield from self.two_server.up()
-
-    def _shared_down(self) -> Iterator[tuple[str, float]]:
-        yield from self._union_down()
-        yield from self.two_server.down()
-        yield "update", self._over
-
-    def _union_up(self) -> Iterator[tuple[str, float]]:
-        if self.plan.narrows:
-            yield from self.sums.keys_up()
-            (union,) = self.sums.params.stages
-            yield "union", self.sums.masked(packed_bytes(union.group, union.dense))
-            yield from (("union", size) for size in self.sums.unmask_up())
-
-    def _union_down(self) -> Iterator[tuple[str, float]]:
-        if self.plan.narrows:
-            yield from self.sums.keys_down()
-            yield from (("union", size) for size in self.sums.unmask_down())
-            yield "union", self._union_length
 
     def _named(self, *, within_union: bool) -> tuple[messages.RevealedRows, ...]:
         """The rows a client names: by place in the union where there is one, else by id."""
@@ -200,95 +112,160 @@ class RoundTraffic:
         }
         return length(UnionOpened(round_id=ROUND, tables=roots))
 
-    def between(self) -> float:
-        """Between two servers, for each client; none where there is one."""
-        if not schemes.of(self.plan).two_servers:
-            return 0.0
-        union = self._union_length if self.plan.narrows else 0.0
-        return self.two_server.between() + (union + self._over) / self.plan.cohort
-
     @property
     def _over(self) -> float:
         return length(RoundOver.of(ROUND, RoundOutcome.DONE))
 
-    def _nothing(self) -> Iterator[tuple[str, float]]:
-        return iter(())
+
+class PlainTraffic(RoundTraffic):
+    """In the clear."""
+
+    def up(self) -> Iterator[tuple[str, float]]:
+        me, (dense, parts) = ClientId(0), self._update
+        if parts:
+            named = self._named(within_union=False)
+            yield "choice", length(PlainRows(round_id=ROUND, sender=me, tables=named))
+        frame = PlainInput(round_id=ROUND, sender=me, dense=b"", tables=(b"",) * len(parts))
+        whole = length(frame) + carried(dense, *parts)
+        yield "update", min(whole, self._sparse_up(parts)) if self.plan.selects else whole
+
+    def _sparse_up(self, parts: Sequence[int]) -> float:
+        """The same with a selection, evenly spread: what is sent of each part, and the weight."""
+        stage, cuts = self.plan.stages[-1], self.plan.cuts
+        places = np.ones(stage.dense, dtype=np.bool_)
+        for cut in cuts:
+            rows = np.zeros((cut.rows, cut.width), dtype=np.bool_)
+            rows[np.arange(cut.most) * cut.rows // cut.most] = True
+            places[cut.start : cut.stop] = rows.reshape(-1)
+        found = np.flatnonzero(places).astype(np.uint64)
+        frame = SparsePlainInput(
+            round_id=ROUND, sender=ClientId(0), places=found, dense=b"", tables=(b"",) * len(parts)
+        )
+        return length(frame) + carried(packed_bytes(stage.group, len(found)), *parts)
+
+    def down(self) -> Iterator[tuple[str, float]]:
+        yield self._rows_down()
+        yield "update", self._over
 
 
-UP: Final = {
-    Sum: RoundTraffic._nothing,
-    PlainSum: RoundTraffic._plain_up,
-    MaskedSum: RoundTraffic._masked_up,
-    SharedSum: RoundTraffic._shared_up,
+class MaskedTraffic(RoundTraffic):
+    """Under masks, with a union before the update or without."""
+
+    @cached_property
+    def sums(self) -> SecAggTraffic:
+        """The messages of the secure sum."""
+        return SecAggTraffic(self.plan.secagg(ROUND))
+
+    @property
+    def work(self) -> Work:
+        return masked_sums(self.sums.params, self.rows.tables, self.rows.dropout)
+
+    def up(self) -> Iterator[tuple[str, float]]:
+        plan, (dense, parts) = self.plan, self._update
+        yield from self.sums.keys_up()
+        *before, _ = plan.stages
+        for union in before:
+            yield "union", self.sums.masked(packed_bytes(union.group, union.dense))
+            yield from (("union", size) for size in self.sums.unmask_up())
+            revealed = messages.RevealedSet(
+                round_id=ROUND,
+                stage=StageId(1),
+                sender=ClientId(0),
+                quorum=self.sums.params.quorum,
+                tables=self._named(within_union=True),
+            )
+            yield "choice", length(revealed)
+        yield "update", self.sums.masked(dense, *parts)
+        yield from (("update", size) for size in self.sums.unmask_up())
+        if plan.privacy.strict_quorum:
+            keys = {
+                TableId(i): bytes(KEY_BYTES * round(f.included))
+                for i, f in enumerate(self.rows.tables)
+            }
+            yield "update", self.sums.shares(keys) - self.sums.shares({})
+
+    def down(self) -> Iterator[tuple[str, float]]:
+        yield from self.sums.keys_down()
+        for _ in self.plan.stages[:-1]:
+            yield from (("union", size) for size in self.sums.unmask_down())
+            yield "union", length(messages.NextStage(round_id=ROUND, stage=StageId(1)))
+            yield "union", self._union_length
+            yield "choice", self.sums.row_groups(self.rows.tables)
+        yield self._rows_down()
+        yield from (("update", size) for size in self.sums.unmask_down())
+        yield "update", self._over
+
+
+class SharedTraffic(RoundTraffic):
+    """Of two servers and their clients."""
+
+    @cached_property
+    def two_server(self) -> TwoServerTraffic:
+        """The messages of two servers and their clients."""
+        # Who writes a row holds it: decoys are in a union and not in the sum.
+        whole = replace(self.plan.two_server, domain=Domain.WHOLE, row_limit=2**40)
+        bare = replace(self.plan, two_server=whole)
+        written = {f.name: round(f.union) for f in replace(self.rows, plan=bare).tables}
+        return TwoServerTraffic(self.plan, self._domain, written)
+
+    @property
+    def _domain(self) -> dict[str, Ids] | None:
+        """The rows that the servers look at; None: all."""
+        return None
+
+    def up(self) -> Iterator[tuple[str, float]]:
+        return self.two_server.up()
+
+    def down(self) -> Iterator[tuple[str, float]]:
+        yield from self.two_server.down()
+        yield "update", self._over
+
+    def between(self) -> float:
+        return self.two_server.between() + self._over / self.plan.cohort
+
+
+class NarrowedTraffic(SharedTraffic):
+    """Likewise, with a union before them."""
+
+    @property
+    def _domain(self) -> dict[str, Ids]:
+        return {f.name: some(f.union, self.plan.table(f.name).rows) for f in self.rows.tables}
+
+    @cached_property
+    def sums(self) -> SecAggTraffic:
+        """The messages of the union's secure sum."""
+        return SecAggTraffic(self.plan.union_sum(ROUND))
+
+    @property
+    def work(self) -> Work:
+        return masked_sums(self.sums.params, self.rows.tables, self.rows.dropout)
+
+    def up(self) -> Iterator[tuple[str, float]]:
+        yield from self.sums.keys_up()
+        (union,) = self.sums.params.stages
+        yield "union", self.sums.masked(packed_bytes(union.group, union.dense))
+        yield from (("union", size) for size in self.sums.unmask_up())
+        yield from super().up()
+
+    def down(self) -> Iterator[tuple[str, float]]:
+        yield from self.sums.keys_down()
+        yield from (("union", size) for size in self.sums.unmask_down())
+        yield "union", self._union_length
+        yield from super().down()
+
+    def between(self) -> float:
+        return self.two_server.between() + (self._union_length + self._over) / self.plan.cohort
+
+
+TRAFFIC: Final[dict[type[Sum], Callable[[ExpectedRows], RoundTraffic | EpochTraffic]]] = {
+    Sum: RoundTraffic,
+    PlainSum: PlainTraffic,
+    MaskedSum: MaskedTraffic,
+    GroupSum: EpochTraffic,
+    SharedSum: SharedTraffic,
+    NarrowedSum: NarrowedTraffic,
 }
-DOWN: Final = {
-    Sum: RoundTraffic._nothing,
-    PlainSum: RoundTraffic._plain_down,
-    MaskedSum: RoundTraffic._masked_down,
-    SharedSum: RoundTraffic._shared_down,
-}
-"""What a kind of sum has clients send and receive."""
-
-
-# --- work -----------------------------------------------------------------------------------------
-#
-# Work: what the masked sums of a round make processors do.
-
-
-@dataclass(frozen=True, slots=True)
-class MaskWork:
-    """Keystream that one stage takes, in its own group."""
-
-    group: Group
-    client_bytes: float  # of one client
-    server_bytes: float
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a round makes processors do, to be weighed with a machine's own figures."""
-
-    agreements: float  # Diffie-Hellman operations of one client, a mask's stream derived from each
-    boxes: float  # sealed and unsealed by one client
-    masks: tuple[MaskWork, ...]  # by stage
-    openings: float  # secrets that the server puts together from shares
-
-
-def masked_sums(params: SecAggParams, tables: Sequence[TableForecast], dropout: float) -> Work:
-    """The work of a round's secure sums, if this share of the cohort drops out."""
-    degree, stages, n = params.topology.degree, params.stages, params.cohort
-    gone = dropout * n
-    masks = []
-    for stage in stages:
-        own = pairs = masked_bytes(stage.group, stage.dense)
-        pairs *= degree
-        for f, spec in zip(tables, stage.tables, strict=False):
-            rows = masked_bytes(stage.group, f.included * spec.width)
-            own, pairs = own + rows, pairs + rows * f.shared * (n - 1)
-        masks.append(MaskWork(stage.group, own + pairs, (n - gone) * own + gone * pairs))
-    return Work(
-        agreements=degree * (1 + len(stages)),
-        boxes=2 * degree * len(stages),
-        masks=tuple(masks),
-        openings=n * len(stages),
-    )
-
-
-def waiting_sums(traffic: EpochTraffic) -> Work:
-    """The work of one update of a group that waits.
-
-    A member verifies a signature of each other one, which is about the work of an agreement; the
-    server adds vectors, which is at most that of as many bytes of a mask.
-    """
-    plan, others = traffic.plan, traffic.plan.cohort - 1
-    vector = masked_bytes(plan.ring, traffic.words)
-    masks = MaskWork(plan.ring, others * vector, plan.cohort * vector)
-    return Work(agreements=2 * others, boxes=0, masks=(masks,), openings=0)
-
-
-def masked_bytes(group: Group, words: float) -> float:
-    """Keystream behind so many words of a mask."""
-    return words * group.word_bytes
+"""By the kind of sum."""
 
 
 # --- forecast -------------------------------------------------------------------------------------
@@ -322,18 +299,18 @@ class Forecast:
 
     @cached_property
     def _traffic(self) -> RoundTraffic | EpochTraffic:
-        return EpochTraffic(self.rows) if self.plan.grouped else RoundTraffic(self.rows)
+        return TRAFFIC[type(schemes.of(self.plan).sum)](self.rows)
 
     @property
     def two_server(self) -> TwoServerTraffic:
         """The messages of two servers and their clients."""
-        assert isinstance(self._traffic, RoundTraffic)
+        assert isinstance(self._traffic, SharedTraffic)
         return self._traffic.two_server
 
     @property
     def union_bytes(self) -> tuple[float, float]:
         """Of one client up and down, once a period of its fixed group; nothing elsewhere."""
-        return self._traffic.union() if isinstance(self._traffic, EpochTraffic) else (0.0, 0.0)
+        return self._traffic.union()
 
     def waiting(self, *, absent: float, population: int = 0) -> Waiting:
         """How long fixed groups wait, if this share of invited clients is absent."""
@@ -356,11 +333,7 @@ class Forecast:
     @property
     def work(self) -> Work | None:
         """Of masked sums. None without one: a plain sum's work is too little to forecast."""
-        if not schemes.of(self.plan).masks and not self.plan.narrows:
-            return None
-        if isinstance(self._traffic, EpochTraffic):
-            return waiting_sums(self._traffic)
-        return masked_sums(self._traffic.sums.params, self.rows.tables, self.dropout)
+        return self._traffic.work
 
 
 def _added(parts: Iterable[tuple[str, float]]) -> dict[str, float]:

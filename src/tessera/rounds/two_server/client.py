@@ -318,7 +318,7 @@ class TwoServerClientRound(TrainingClient):
                 if spec.reads_points
             }
         )
-        rows = {plan.table_id(t.name): chosen.requested[t.name] for t in plan.roots}
+        rows = {table: chosen.requested[t.name] for table, t in plan.root_ids.items()}
         self._asked = (rows, chosen.requested)
         following = FetchingRows(
             root=state.root,

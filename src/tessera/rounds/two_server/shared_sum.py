@@ -13,6 +13,7 @@ from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError
 from tessera.ids import HELPER, ClientId, Party, RoundId, TableId
 from tessera.learning.tables.submodel import Ids
+from tessera.plan import Plan
 from tessera.protocols.machine import Outbound
 from tessera.protocols.two_server.client import TwoServerClientSetup
 from tessera.protocols.two_server.handshake import (
@@ -34,6 +35,7 @@ from tessera.protocols.two_server.write.client import Update, WriteClient
 from tessera.protocols.two_server.write.helper import WriteHelper, WriteHelperSetup
 from tessera.protocols.two_server.write.leader import WriteLeader, WriteLeaderSetup
 from tessera.protocols.two_server.write.sums import TwoServerSum
+from tessera.rounds.rows import Rows, Shown
 from tessera.rounds.sums import InnerRole, Sum, UnionSum
 from tessera.wire.stored import Kept
 
@@ -113,6 +115,14 @@ class SharedSum(Sum):
     in_memory: bool = False
     """Whether it is ideal: keys that last are noted, and none is made."""
 
+    def shown(self, plan: Plan, rows: Rows, *, rated: bool) -> frozenset[Shown]:
+        found = {
+            Shown.SHARES: True,
+            Shown.SHARED_ROWS: bool(plan.tables),
+            Shown.KEY_PERIODS: plan.key_rounds > 1,
+        }
+        return frozenset(what for what, there in found.items() if there)
+
     @property
     def union(self) -> Sum:
         """How the union is summed, where tables are narrowed to one."""
@@ -153,6 +163,10 @@ class SharedSum(Sum):
 
     def help_add_up(self, setup: WriteHelperSetup, root: Entropy) -> Adding:
         return WriteHelper(setup, entropy=root)
+
+
+class NarrowedSum(SharedSum):
+    """Likewise, over the rows of a union that opens first."""
 
 
 def shared(total: Sum) -> SharedSum:
