@@ -15,7 +15,12 @@ from tessera.protocols.epochs.group import FixedGroup, Leaf
 from tessera.protocols.membership.beacon import BeaconParty, BeaconValue, fresh_chain
 from tessera.protocols.membership.draw import Draw
 from tessera.protocols.membership.proof import CheckedGroup, GroupProof, Pinned, verify
-from tessera.protocols.membership.snapshot import ClientSnapshot, first_snapshot, next_snapshot
+from tessera.protocols.membership.snapshot import (
+    ClientSnapshot,
+    Newcomers,
+    first_snapshot,
+    next_snapshot,
+)
 
 FEDERATION = "f"
 PLAN = b"p" * 32
@@ -128,4 +133,5 @@ def records() -> list[bytes]:
     link = proof.history[1]
     kinds = (proof, link, link.snapshot, link.reveals[0], link.left_over, proof.members[0])
     group = check(proof, registry.pinned(), waiting).group
+    kinds = (*kinds, Newcomers(leaves=leaves(range(200, 203))))
     return [wire.encode(each) for each in (*kinds, group, group.leaves[0])]

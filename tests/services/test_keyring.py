@@ -86,6 +86,7 @@ def test_another_directory_needs_the_authoritys_signature(made: Path, tmp_path: 
 
 def test_keys_are_not_written_over(made: Path) -> None:
     before = (made / "leader" / SIGN).read_bytes()
-    with pytest.raises(FileExistsError):
+    with pytest.raises(ConfigError, match="there are keys already") as refused:
         make_keys(made, BUNDLE, "f", [ClientId(0)], SystemEntropy(), ["127.0.0.1"])
     assert (made / "leader" / SIGN).read_bytes() == before
+    assert refused.value.hint == "another --out begins anew"

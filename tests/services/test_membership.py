@@ -196,7 +196,7 @@ def test_a_client_has_one_group_in_its_life(made: Path, plan: Plan, tmp_path: Pa
     first = ring(made, client).group(plan).group
     with Journal.open(tmp_path / "state", owner="client", plan=BUNDLE) as journal:
         assert joined_group(journal, "client") is None
-        join_group(journal, "client", first)
+        join_group(journal, "client", ring(made, client).group(plan))
         assert joined_group(journal, "client") == first
         again = ring(made, client).group(plan, joined_group(journal, "client"))
         assert again.group == first

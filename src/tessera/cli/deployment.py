@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPSHandler, ProxyHandler, build_opener
@@ -18,6 +19,8 @@ from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER, ClientId
 from tessera.plan import Plan
 from tessera.privacy.index.bound import ON_THE_OPERATORS_WORD
+from tessera.privacy.index.groups import CORRUPT_SHARES, DrawnGroups
+from tessera.protocols.membership.draw import void_before
 from tessera.protocols.membership.proof import LEAST_GROUPS
 from tessera.services.bundle import Bundle, pack_synthetic, pack_task
 from tessera.services.deployment import (
@@ -33,8 +36,9 @@ from tessera.services.http import is_loopback
 from tessera.services.http.dialer import dial
 from tessera.services.http.serving import Address, lead
 from tessera.services.journal import state_of
-from tessera.services.keyring import TLS, TLS_KEY, Keyring, folder_of, make_keys
+from tessera.services.keyring import TLS, TLS_KEY, KeyFolders, Keyring, folder_of, make_keys
 from tessera.services.logs import JsonLog
+from tessera.services.membership import PROOF
 from tessera.services.offered_rows import OneGroup
 
 BundleFile = Annotated[Path, typer.Argument(metavar="BUNDLE", help="What `tessera pack` wrote.")]
@@ -44,6 +48,7 @@ TestEntropy = Annotated[
     str | None,
     typer.Option(metavar="TEXT", help="Derive every secret from TEXT. Loopback only, for tests."),
 ]
+BOTH_VALUES: Final = f"{ON_THE_OPERATORS_WORD}: whoever ran this holds both values of the beacon"
 PlainHttp = Annotated[
     bool, typer.Option("--plain-http", help="Without TLS; on loopback addresses only.")
 ]
@@ -93,12 +98,34 @@ def keys(
         list[str] | None,
         typer.Option(help="A name or address of leader or helper, for certificates; repeatable."),
     ] = None,
+    add: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="Add N clients to the keys in --out, in groups of their own."
+        ),
+    ] = None,
+    void: Annotated[
+        bool,
+        typer.Option(
+            "--void", help="Give up a snapshot whose beacon value is lost or withheld: all see it."
+        ),
+    ] = False,
     insecure_test_entropy: TestEntropy = None,
 ) -> None:
     """Make signing keys, the helper's box key, TLS certificates and a signed directory; draw fixed
-    groups, where the plan has them."""
+    groups, where the plan has them. Later: add clients to them."""
     packed = Bundle.read(bundle)
     hosts = host or ["127.0.0.1", "localhost"]
+    if add is not None or void:
+        if clients is not None or host or (add is not None and void):
+            raise ConfigError(
+                "--add, --void and --clients or --host do not go together",
+                hint="--add N adds N clients to the keys in --out",
+            )
+        entropy = entropy_of(insecure_test_entropy, hosts[0])
+        for line in add_to_keys(packed, out, add, entropy):
+            typer.echo(line)
+        return
     count = packed.clients if clients is None else clients
     if count < packed.plan.cohort:
         raise ConfigError(
@@ -124,9 +151,41 @@ def keys(
     typer.echo(f"{out}: keys of leader, helper and {count} clients; keep {out}/authority offline")
     if size:
         typer.echo(
-            f"{count // size} groups of {size}, {count % size} clients left over; "
-            f"{ON_THE_OPERATORS_WORD}: whoever ran this holds both values of the beacon"
+            f"{count // size} groups of {size}, {count % size} clients left over; {BOTH_VALUES}"
         )
+
+
+def add_to_keys(packed: Bundle, out: Path, add: int | None, entropy: Entropy) -> Iterator[str]:
+    """Newcomers, or (None) a snapshot given up; what there is to say about it."""
+    plan = packed.plan
+    if not plan.grouped:
+        raise ConfigError(
+            "clients are added in fixed groups, and this plan has none: cohorts of others would "
+            "not be the ones that were drawn",
+            hint="begin a federation of another name, with keys for all",
+        )
+    folders, size = KeyFolders(out, packed.digest, plan.group_size), plan.group_size
+    draws = folders.void() if add is None else folders.add(add, entropy, small=plan.groups.small)
+    last, known = draws[-1], folders.directory.clients
+    number, waiting = last.snapshot.number, len(last.left_over)
+    new = sorted(leaf.client for leaf in last.leaves if leaf.client not in known)
+    if new:
+        yield f"{out}: {len(new)} more clients, {folder_of(new[0])} to {folder_of(new[-1])}"
+    if last.void:
+        yield f"snapshot {number} is void: its {waiting} clients are in the next one (--add N)"
+    else:
+        some = f"{last.groups} new groups of {size}, {waiting} clients left over"
+        yield f"snapshot {number}: {some}; {BOTH_VALUES}"
+    members = frozenset(last.members)
+    if waited := sorted(members & known.keys()):
+        yield (
+            f"{len(waited)} who had waited have a group now, {folder_of(waited[0])} to "
+            f"{folder_of(waited[-1])}: hand each the {PROOF} in its folder"
+        )
+    if most := max((v for c, v in void_before(draws).items() if c in members), default=0):
+        words = DrawnGroups(size=size, void=most).in_words(CORRUPT_SHARES[0])
+        yield f"each void snapshot was one more draw for whoever gave it up: {words}"
+    yield "the leader has them after a restart; those who have a group keep it"
 
 
 def serve(
@@ -219,6 +278,11 @@ def join(
             Keyring.read(keys / folder_of(each), each, packed.digest)
             for each in several(clients or "")
         ]
+        waiting = {each.folder for each in keyrings if packed.plan.grouped and each.waits}
+        if len(waiting) < len(keyrings):
+            for folder in sorted(waiting):
+                typer.echo(f"{folder}: left over, has no group yet", err=True)
+            keyrings = [each for each in keyrings if each.folder not in waiting]
     services = open_clients(
         packed,
         keyrings,
@@ -231,6 +295,9 @@ def join(
         if isinstance(service, GroupClientService):
             for reason in service.group.reasons:
                 typer.echo(f"{service.name}: {ON_THE_OPERATORS_WORD}: {reason}", err=True)
+            if void := service.group.void:
+                drawn = DrawnGroups(size=packed.plan.group_size, void=void)
+                typer.echo(f"{service.name}: {drawn.in_words(CORRUPT_SHARES[0])}", err=True)
         periods = service.local.periods
         if isinstance(periods, OneGroup) and periods.price:
             typer.echo(f"warning: {periods.price}", err=True)

@@ -18,7 +18,9 @@ from tessera.ids import HELPER, SERVER, ClientId, RoundId
 from tessera.learning.tables.submodel import Submodel
 from tessera.plan import Plan
 from tessera.privacy.dp.ledger import Ledger
+from tessera.privacy.index.groups import DrawnGroups
 from tessera.privacy.index.period import PeriodStore
+from tessera.protocols.membership.draw import void_before
 from tessera.protocols.two_server.collector import MemoryReplayGuard
 from tessera.protocols.two_server.read.row_tags import RowTagCache
 from tessera.rounds import schemes
@@ -61,15 +63,21 @@ def open_leader(
     bundle: Bundle, keys: Path, state: Path, entropy: Entropy
 ) -> LeaderService | GroupLeaderService:
     plan, keyring = bundle.plan, Keyring.read(keys, SERVER, bundle.digest)
-    groups = groups_of(keyring.draws(plan), plan) if plan.grouped else []
+    draws = keyring.draws(plan) if plan.grouped else []
     # What it was sent is no secret from a leader later; the noise that it has drawn is.
     noisy = noise_of(plan).erases_logs
     journal = Journal.open(state, owner=LEADER, plan=bundle.digest, erase=noisy)
     try:
         with explained(journal.path, "read"):
             if plan.grouped:
+                void = max(void_before(draws).values(), default=0)
                 return GroupLeaderService(
-                    journal, plan, groups, first_model=bundle.first_model, entropy=entropy
+                    journal,
+                    plan,
+                    groups_of(draws, plan),
+                    first_model=bundle.first_model,
+                    entropy=entropy,
+                    drawn=DrawnGroups(size=plan.group_size, void=void),
                 )
             return LeaderService(
                 journal,
@@ -158,7 +166,7 @@ def _client(
     if plan.grouped:
         name = name_of(me)
         found = keyring.group(plan, joined_group(journal, name))
-        join_group(journal, name, found.group)
+        join_group(journal, name, found)
         keys = {leaf.client: leaf.key for leaf in found.group.leaves}
         members = tuple(int(member) for member in found.group.members)
         return GroupClientService(

@@ -29,6 +29,7 @@ from tessera.errors import PeerError, WireError
 from tessera.ids import SERVER, ClientId, Party, RoundId
 from tessera.learning.tables.store import ModelStore
 from tessera.plan import Plan
+from tessera.privacy.index.groups import DrawnGroups
 from tessera.protocols.epochs.chain import EpochKind
 from tessera.protocols.epochs.group import FixedGroup
 from tessera.protocols.epochs.messages import Delivery, Fetch
@@ -108,7 +109,10 @@ class GroupLeaderService:
         *,
         first_model: Callable[[], ServerModel],
         entropy: Entropy,
+        drawn: DrawnGroups | None = None,
     ) -> None:
+        """`drawn`: how the groups were, for those whose draw had most void snapshots before it."""
+        self.drawn = drawn or DrawnGroups(size=plan.group_size)
         self.journal, self.plan, self.groups = journal, plan, tuple(groups)
         self._of = {c: at for at, group in enumerate(self.groups) for c in group.members}
         self._first_model, self._entropy = first_model, entropy
@@ -315,7 +319,7 @@ class GroupLeaderService:
 
     def _course(self, roles: Sequence[EpochServer]) -> EpochCourse:
         """Of the groups that are to be merged."""
-        met = {role.setup.group.number: role.epochs for role in roles}
+        met = dict(enumerate(role.epochs for role in roles))  # each snapshot has a group 0
         course = EpochCourse(
             self.plan,
             (),

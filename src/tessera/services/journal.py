@@ -35,6 +35,7 @@ SCHEMA_VERSION: Final = 6
 NAME: Final = "journal.sqlite"
 LOCK: Final = "lock"
 GROUP: Final = "group"
+VOID_BEFORE: Final = "void snapshots before the group"
 """The fact that a client has joined a fixed group, which it has one of in its life."""
 LEFT_GROUP: Final = "left its group"
 """The fact that it is out of it for good, and why."""
@@ -435,6 +436,9 @@ def state_of(folder: Path) -> dict[str, Any]:
                 (OLD_COPY, LEFT_GROUP),
             ).fetchone()
             joined = database.execute("SELECT 1 FROM fact WHERE name = ?", (GROUP,)).fetchone()
+            (void,) = database.execute(
+                "SELECT MAX(CAST(value AS INTEGER)) FROM fact WHERE name = ?", (VOID_BEFORE,)
+            ).fetchone()
             epochs, missing = database.execute(
                 "SELECT COUNT(*), SUM(missing) FROM group_epoch WHERE closed IS NULL"
             ).fetchone()
@@ -452,6 +456,7 @@ def state_of(folder: Path) -> dict[str, Any]:
         "open": epochs or None,
         "missing": missing,
         "membership": ON_THE_OPERATORS_WORD if joined or epochs else "",
+        "void": void,
         "trouble": "" if out is None else bytes(out[0]).decode(),
         "restarts": starts - 1,
         "disk": path.stat().st_size + (log.stat().st_size if log.exists() else 0),

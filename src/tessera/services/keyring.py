@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import ipaddress
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -36,14 +37,23 @@ from tessera.ids import HELPER, SERVER, ClientId, Party
 from tessera.plan import Plan
 from tessera.protocols.epochs.group import FixedGroup
 from tessera.protocols.membership.draw import Draw
-from tessera.protocols.membership.proof import CheckedGroup, Pinned
+from tessera.protocols.membership.proof import LEAST_GROUPS, CheckedGroup, Pinned, left_over
 from tessera.protocols.two_server.params import Servers
 from tessera.runs.folder import write_owner_only
-from tessera.services.membership import Beacon, checked_group, read_draws, write_groups
+from tessera.services.membership import (
+    PROOF,
+    Snapshots,
+    checked_group,
+    leaves_of,
+    read_draws,
+    write_once,
+)
 from tessera.simulation.two_server import TwoServerSetup
 
 SIGN, BOX, TLS_KEY, TLS = "sign.key", "box.key", "tls.key", "tls.pem"
 DIRECTORY, AUTHORITY, CA = "directory.json", "authority.pub", "ca.pem"
+AUTHORITYS: Final = "authority"
+"""The folder of whoever ran `tessera keys`."""
 YEARS: Final = 5
 
 
@@ -62,7 +72,9 @@ class Directory:
     servers: Servers
     clients: Mapping[ClientId, bytes] = field(repr=False)
     anchor: bytes = field(default=b"", repr=False)
-    """The digest of snapshot 0; b"" without fixed groups."""
+    """The digest of the latest snapshot before a client's first one, and of snapshot 0 for servers;
+    b"" without fixed groups."""
+    anchor_number: int = 0
 
     def key_of(self, party: Party) -> bytes | None:
         """The public signing key of a party; None for a stranger."""
@@ -81,6 +93,7 @@ class Directory:
                 "box": self.servers.box.hex(),
                 "clients": {str(c): key.hex() for c, key in sorted(self.clients.items())},
                 "anchor": self.anchor.hex(),
+                "anchor_number": self.anchor_number,
             },
             sort_keys=True,
         )
@@ -103,6 +116,7 @@ class Directory:
             ),
             {ClientId(int(c)): bytes.fromhex(key) for c, key in found["clients"].items()},
             bytes.fromhex(found["anchor"]),
+            int(found["anchor_number"]),
         )
 
 
@@ -120,6 +134,11 @@ class Keyring:
     @property
     def identity(self) -> Identity:
         return Identity(self.signing, self.directory.clients)
+
+    @property
+    def waits(self) -> bool:
+        """Whether this client was left over so far, and has no group."""
+        return not (self.folder / PROOF).exists()
 
     def group(self, plan: Plan, joined: FixedGroup | None = None) -> CheckedGroup:
         """A client's fixed group, by the proof in its folder; `joined` is the one it has already.
@@ -139,6 +158,7 @@ class Keyring:
             authority=self.authority,
             parties=(self.directory.servers.leader, self.authority),
             anchor=self.directory.anchor,
+            anchor_number=self.directory.anchor_number,
             small=plan.groups.small,
             one_operator=True,
         )
@@ -146,34 +166,21 @@ class Keyring:
 
     def draws(self, plan: Plan) -> list[Draw]:
         """All snapshots, as the leader has them."""
-        return read_draws(self.folder, self.directory.clients, plan.group_size)
+        draws, keys = read_draws(self.folder, plan.group_size), self.directory.clients
+        if any(keys.get(leaf.client) != leaf.key for draw in draws for leaf in draw.leaves):
+            raise ConfigError(
+                f"{self.folder}: snapshots of other clients than those of the directory",
+                hint="take both from one folder",
+            )
+        return draws
 
     @classmethod
     def read(cls, folder: Path, party: Party, bundle: bytes) -> Keyring:
         """`ConfigError` if a file is missing, somebody else's, or not signed by the authority."""
-        try:
-            signed = json.loads((folder / DIRECTORY).read_text(encoding="utf-8"))
-            authority = bytes.fromhex((folder / AUTHORITY).read_text(encoding="utf-8").strip())
-            statement = _statement(signed["directory"])
-            signature = bytes.fromhex(signed["signature"])
-            directory = Directory.parse(signed["directory"])
+        with _reading(folder):
             signing = SigningKey.from_secret(_secret(folder / SIGN))
             box = SealingKey.from_secret(_secret(folder / BOX)) if party == HELPER else None
-        except (KeyError, ValueError, TypeError) as error:
-            raise ConfigError(
-                f"{folder}: not a folder of keys: {error}", hint="`tessera keys` writes them"
-            ) from error
-        if not verify(authority, signature, statement):
-            raise ConfigError(
-                f"{folder / DIRECTORY}: not signed by the authority of {folder / AUTHORITY}",
-                hint="take both from whoever ran `tessera keys`",
-            )
-        if directory.bundle != bundle:
-            raise ConfigError(
-                f"{folder}: keys for bundle {directory.bundle.hex()[:16]}, this is bundle "
-                f"{bundle.hex()[:16]}",
-                hint="use the bundle that the keys were made for",
-            )
+        directory, authority = _read_directory(folder, bundle)
         if directory.key_of(party) != signing.public:
             raise ConfigError(
                 f"{folder / SIGN}: not the key that the directory has for {folder_of(party)}",
@@ -194,18 +201,22 @@ def make_keys(
 ) -> Directory:
     """Write a folder of keys for everybody, and draw fixed groups of so many, if any.
 
-    Existing files are not touched: `FileExistsError`.
+    `ConfigError` if there are keys already: they are not touched.
     """
+    if (out / AUTHORITYS / SIGN).exists():
+        more = "--add N adds clients to these; " if group else ""
+        raise ConfigError(
+            f"{out}: there are keys already, and they are left as they are",
+            hint=f"{more}another --out begins anew",
+        )
     authority = SigningKey.from_secret(entropy.secret(Label.AUTHORITY, federation))
     both = TwoServerSetup.of(entropy, federation)
     leader, helper, box = both.leader, both.helper.signing, both.helper.box
     own = {client: each.key for client, each in identities(clients, entropy, federation).items()}
     public = {client: key.public for client, key in own.items()}
-    beacon = Beacon.fresh(federation, leader, authority, entropy) if group else None
-    directory = Directory(bundle, both.servers, public, b"" if beacon is None else beacon.anchor)
     certifier = _Certifier()
     secrets: dict[str, dict[str, bytes]] = {
-        "authority": {SIGN: authority.secret.reveal(), "ca.key": certifier.key_pem},
+        AUTHORITYS: {SIGN: authority.secret.reveal(), "ca.key": certifier.key_pem},
         folder_of(SERVER): {SIGN: leader.secret.reveal()},
         folder_of(HELPER): {SIGN: helper.secret.reveal(), BOX: box.secret.reveal()},
         **{folder_of(client): {SIGN: key.secret.reveal()} for client, key in own.items()},
@@ -214,22 +225,166 @@ def make_keys(
     # and take its half of every report, too. It opens no port and needs none.
     mine = secrets[folder_of(SERVER)]
     mine[TLS_KEY], mine[TLS] = certifier.server(folder_of(SERVER), hosts)
+    for name, files in secrets.items():
+        (out / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        for file, content in files.items():
+            write_owner_only(out / name / file, content)
+    anchor = b""
+    if group:
+        snapshots = Snapshots(
+            authority=out / AUTHORITYS,
+            leader=out / folder_of(SERVER),
+            keys=(leader, authority),
+            size=group,
+        )
+        snapshots.begin(federation, entropy)
+        anchor = snapshots.draws[-1].snapshot.digest
+    directory = Directory(bundle, both.servers, public, anchor)
     clients_by_folder = {folder_of(client): client for client in own}
     whole = _signed(directory, authority)
-    for name, files in secrets.items():
-        folder = out / name
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for file, content in files.items():
-            write_owner_only(folder / file, content)
+    for name in secrets:
         here = directory.of(clients_by_folder.get(name, SERVER))
         signed = whole if here is directory else _signed(here, authority)
-        (folder / DIRECTORY).write_text(signed, encoding="utf-8")
-        (folder / AUTHORITY).write_text(authority.public.hex() + "\n", encoding="utf-8")
-        (folder / CA).write_bytes(certifier.pem)
-    if beacon is not None:
-        folders = {client: out / folder_of(client) for client in own}
-        write_groups(out / "authority", out / folder_of(SERVER), folders, public, group, beacon)
+        _describe(out / name, signed, authority.public, certifier.pem)
+    if group:
+        snapshots.admit(leaves_of(federation, public))
+        snapshots.draw()
+        snapshots.publish(lambda client: out / folder_of(client))
     return directory
+
+
+def _describe(folder: Path, directory: str, authority: bytes, ca: bytes) -> None:
+    """What is no secret in a party's folder."""
+    (folder / DIRECTORY).write_text(directory, encoding="utf-8")
+    (folder / AUTHORITY).write_text(authority.hex() + "\n", encoding="utf-8")
+    (folder / CA).write_bytes(ca)
+
+
+class KeyFolders:
+    """All folders of a federation with fixed groups, to add clients to.
+
+    Whoever has a group keeps it, and no byte of its folder changes. A call that was killed is gone
+    on with by the same call.
+    """
+
+    def __init__(self, out: Path, bundle: bytes, size: int) -> None:
+        self._out, self._authority = out, out / AUTHORITYS
+        leader = out / folder_of(SERVER)
+        for folder in (self._authority, leader):
+            if not (folder / SIGN).exists():
+                raise ConfigError(
+                    f"{folder / SIGN}: there is no key",
+                    hint="without --add `tessera keys` makes the first ones; to add to them it "
+                    "needs the folders of authority and leader",
+                )
+        self.directory, _ = _read_directory(self._authority, bundle)
+        self._key = SigningKey.from_secret(_secret(self._authority / SIGN))
+        self.snapshots = Snapshots(
+            authority=self._authority,
+            leader=leader,
+            keys=(SigningKey.from_secret(_secret(leader / SIGN)), self._key),
+            size=size,
+        )
+
+    def add(self, count: int, entropy: Entropy, *, small: bool) -> list[Draw]:
+        """Keys of so many new clients, and a snapshot of them and of those who wait; all draws."""
+        pending = self.snapshots.pending
+        if pending is None:
+            self._check_enough(count, small=small)
+            self._admit(count, entropy)
+        elif len(pending.leaves) != count:
+            raise ConfigError(
+                f"a snapshot of {len(pending.leaves)} newcomers was begun and is not ended",
+                hint=f"--add {len(pending.leaves)} goes on with it; --void gives it up, which all "
+                "clients will see",
+            )
+        self.snapshots.draw()
+        return self._publish()
+
+    def void(self) -> list[Draw]:
+        """Give up a snapshot that was begun: its clients are in the next one; all draws."""
+        self.snapshots.void()
+        return self._publish()
+
+    def _check_enough(self, count: int, *, small: bool) -> None:
+        before, size = self.snapshots.draws[-1], self.snapshots.size
+        waiting = len(before.left_over)
+        if waiting + count < size:
+            raise ConfigError(
+                f"--add {count}: with {waiting} who wait there is no group of {size}",
+                hint="add more at a time",
+            )
+        newcomers = waiting + count - left_over(before.snapshot, size, void=before.void)
+        if newcomers < LEAST_GROUPS * size and not small:
+            raise ConfigError(
+                f"--add {count}: groups of {size} are drawn among at least {LEAST_GROUPS * size} "
+                "newcomers: among fewer, whoever admits clients chooses who is in a group",
+                hint="add more at a time, or [groups] small = true for a small federation",
+            )
+
+    def _admit(self, count: int, entropy: Entropy) -> None:
+        """Folders of the new clients; then they are the newcomers of the next snapshot."""
+        latest, directory = self.snapshots.draws[-1].snapshot, self.directory
+        first = max(directory.clients, default=-1) + 1
+        clients = map(ClientId, range(first, first + count))
+        public = {}
+        for client, each in identities(clients, entropy, latest.federation).items():
+            folder = self._out / folder_of(client)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if not (folder / SIGN).exists():  # by a call that was killed before it was known
+                write_once(folder / SIGN, each.key.secret.reveal())
+            key = SigningKey.from_secret(_secret(folder / SIGN)).public
+            own = replace(
+                directory, clients={client: key}, anchor=latest.digest, anchor_number=latest.number
+            )
+            ca = (self._authority / CA).read_bytes()
+            _describe(folder, _signed(own, self._key), self._key.public, ca)
+            public[client] = key
+        self.snapshots.admit(leaves_of(latest.federation, public))
+
+    def _publish(self) -> list[Draw]:
+        draws = self.snapshots.draws
+        keys = {leaf.client: leaf.key for leaf in draws[-1].leaves}
+        whole = replace(self.directory, clients={**self.directory.clients, **keys})
+        for name in (folder_of(SERVER), folder_of(HELPER), AUTHORITYS):
+            if (path := self._out / name / DIRECTORY).exists():
+                draft = path.with_suffix(".new")
+                draft.write_text(_signed(whole, self._key), encoding="utf-8")
+                draft.replace(path)
+        self.snapshots.publish(lambda client: self._out / folder_of(client))
+        return draws
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{folder}: not a folder of keys: {error}", hint="`tessera keys` writes them"
+        ) from error
+
+
+def _read_directory(folder: Path, bundle: bytes) -> tuple[Directory, bytes]:
+    """The directory of a folder, and the key of the authority that has signed it."""
+    with _reading(folder):
+        signed = json.loads((folder / DIRECTORY).read_text(encoding="utf-8"))
+        authority = bytes.fromhex((folder / AUTHORITY).read_text(encoding="utf-8").strip())
+        statement = _statement(signed["directory"])
+        signature = bytes.fromhex(signed["signature"])
+        directory = Directory.parse(signed["directory"])
+    if not verify(authority, signature, statement):
+        raise ConfigError(
+            f"{folder / DIRECTORY}: not signed by the authority of {folder / AUTHORITY}",
+            hint="take both from whoever ran `tessera keys`",
+        )
+    if directory.bundle != bundle:
+        raise ConfigError(
+            f"{folder}: keys for bundle {directory.bundle.hex()[:16]}, this is bundle "
+            f"{bundle.hex()[:16]}",
+            hint="use the bundle that the keys were made for",
+        )
+    return directory, authority
 
 
 def _signed(directory: Directory, authority: SigningKey) -> str:

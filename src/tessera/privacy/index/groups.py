@@ -67,16 +67,19 @@ class DrawnGroups:
 
     def in_words(self, corrupt: float) -> str:
         """Both figures as a sentence for pages."""
-        again = f", after {self.void} void snapshots" if self.void else ""
+        some = "1 void snapshot" if self.void == 1 else f"{self.void} void snapshots"
+        again = f", after {some}" if self.void else ""
         mean, weak = self.mean_bound(corrupt), 100.0 * self.weak_share(corrupt)
+        share = f"{weak:.2g}" if weak < 99.5 else "100"
         return (
             f"with {100.0 * corrupt:.3g}% of all clients corrupt B is {mean:.3f} on average, "
-            f"and {WEAK:.3g} or more for {weak:.2g}% of clients{again}"
+            f"and {WEAK:.3g} or more for {share}% of clients{again}"
         )
 
     def as_json(self) -> dict[str, Any]:
         """The figures that are always printed."""
         return {
+            "void": self.void,
             "alive_after_a_year": {f"{each:g}": self.alive(each) for each in LEAVING},
             "corrupt": {
                 f"{each:g}": {"mean": self.mean_bound(each), "weak": self.weak_share(each)}

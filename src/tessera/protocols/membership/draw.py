@@ -116,6 +116,14 @@ class Draw:
         return int(self._places[self._numbers[client]])
 
     @cached_property
+    def members(self) -> tuple[ClientId, ...]:
+        """Everybody that has a group of this draw."""
+        if self.void:
+            return ()
+        grouped = self._order[: self.groups * self.size].tolist()
+        return tuple(self.leaves[at].client for at in grouped)
+
+    @cached_property
     def _tree(self) -> MerkleTree:
         return MerkleTree([leaf.digest for leaf in self.leaves])
 
@@ -133,3 +141,23 @@ class Draw:
         places = np.empty_like(self._order)
         places[self._order] = np.arange(len(self.leaves))
         return places
+
+
+def proof_of(draws: Sequence[Draw], client: ClientId) -> GroupProof:
+    """The proof of a client's group in the last of all draws, from the client's anchor on."""
+    first = next(at for at, draw in enumerate(draws) if client in draw._numbers)
+    return draws[-1].proof(client, draws[first - 1 : -1])
+
+
+def void_before(draws: Sequence[Draw]) -> dict[ClientId, int]:
+    """For everybody that has a group: void snapshots that it was in before, each one more draw."""
+    earlier: dict[ClientId, int] = {}  # void snapshots before a client's first one
+    found: dict[ClientId, int] = {}
+    void = 0
+    for draw in draws:
+        for leaf in draw.leaves:
+            earlier.setdefault(leaf.client, void)
+        for client in draw.members:
+            found[client] = void - earlier[client]
+        void += draw.void
+    return found

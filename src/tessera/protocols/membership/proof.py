@@ -141,6 +141,14 @@ def groups_in(snapshot: ClientSnapshot, size: int) -> int:
     return snapshot.leaves // size
 
 
+def left_over(snapshot: ClientSnapshot, size: int, *, void: bool) -> int:
+    """How many clients of a snapshot are no newcomers in the next one.
+
+    After a void snapshot all of its clients are drawn again together, so that there none are.
+    """
+    return 0 if void else snapshot.leaves % size
+
+
 def verify(
     proof: GroupProof,
     pinned: Pinned,
@@ -278,14 +286,9 @@ def _check_leaves(leaves: Sequence[Leaf], pinned: Pinned, now: int, at: int) -> 
 
 
 def _reasons(history: Sequence[SnapshotLink], pinned: Pinned) -> tuple[str, ...]:
-    """Why the group is on the operator's word, if it is; too small a snapshot may be refused.
-
-    Those left over before are no newcomers. After a void snapshot all of its clients are drawn
-    again together, so there the number of all leaves counts.
-    """
+    """Why the group is on the operator's word, if it is; too small a snapshot may be refused."""
     before, last = history[-2], history[-1]
-    waiting = 0 if before.void else before.snapshot.leaves % pinned.size
-    newcomers = last.snapshot.leaves - waiting
+    newcomers = last.snapshot.leaves - left_over(before.snapshot, pinned.size, void=before.void)
     reasons = []
     if newcomers < LEAST_GROUPS * pinned.size:
         fewer = f"{newcomers} newcomers, fewer than {LEAST_GROUPS} groups of {pinned.size}"

@@ -33,6 +33,7 @@ PARTIES: Final = 2
 """Parties of a beacon. The second one reveals last: in a deployment the authority."""
 
 MAX_SNAPSHOTS: Final = MAX_LENGTH
+MAX_NEWCOMERS: Final = 1 << 24
 _NOTHING: Final = bytes(32)  # what snapshot 0 has for its predecessor
 
 
@@ -81,6 +82,17 @@ class ClientSnapshot:
             raise WrongSignature(
                 "is not signed with the key of this federation", snapshot=self.number
             )
+
+
+@wire.record(tag=0x0807)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Newcomers:
+    """Who is in a snapshot for the first time; before them stand those left over (`draw.py`).
+
+    What a snapshot's signer stores before it signs: after a restart it signs the same one.
+    """
+
+    leaves: Annotated[tuple[Leaf, ...], wire.Sequence(wire.Nested(Leaf), MAX_NEWCOMERS)]
 
 
 def first_snapshot(

@@ -20,6 +20,7 @@ from fastapi import Request, Response
 from tessera.ids import ClientId, Party, RoundId
 from tessera.plan import ServicePlan
 from tessera.privacy.index.bound import ON_THE_OPERATORS_WORD
+from tessera.privacy.index.groups import CORRUPT_SHARES
 from tessera.services.group_commit import GroupCommit
 from tessera.services.group_leader import GroupLeaderService, VisitAnswer
 from tessera.services.http.app import FewAtOnce, LeaderApp, Route, json_answer, loading
@@ -111,6 +112,8 @@ class GroupConductor:
             "open": len(leader.open),
             "missing": sum(each.missing for each in leader.open.values()),
             "membership": ON_THE_OPERATORS_WORD,
+            "void": leader.drawn.void,
+            "B": leader.drawn.in_words(CORRUPT_SHARES[0]),
             "restarts": leader.journal.starts - 1,
             "disk": leader.journal.bytes_on_disk,
             "trouble": "",
