@@ -28,6 +28,7 @@ from tessera.crypto.prg import Label
 from tessera.errors import ServerFault
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.averaging import TableMean
+from tessera.learning.softmax import SampledSoftmax
 from tessera.learning.tables.spec import DerivedMap, TableSpec
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
 from tessera.learning.tables.table import DenseTable
@@ -86,7 +87,13 @@ def model_of(plan: Plan) -> ServerModel:
         dense=np.zeros(1, np.float32),
         tables={n: DenseTable.from_array(n, v.astype(np.float32)) for n, v in tables.items()},
         derived=kinds_by(np.arange(ROWS)),
+        counts=weighed_by(np.ones(ROWS)).counts_digest,
     )
+
+
+def weighed_by(counts: npt.NDArray[np.float64]) -> SampledSoftmax:
+    """What public counts make of rows: how much each stands for."""
+    return SampledSoftmax(TABLE, target=TABLE, negatives=1, weights=counts)
 
 
 def kinds_by(images: npt.NDArray[np.integer[Any]]) -> dict[str, DerivedMap]:
@@ -115,14 +122,21 @@ class Taste:
         self.pending = None
 
     def trained(
-        self, submodel: Submodel, order: npt.NDArray[np.intp], examples: npt.NDArray[np.int64]
+        self,
+        submodel: Submodel,
+        order: npt.NDArray[np.intp],
+        examples: npt.NDArray[np.int64],
+        weighed: SampledSoftmax,
     ) -> tuple[ModelUpdate, Floats]:
-        """Logistic factors, one step. Dot products are added up in this order of columns."""
+        """Logistic factors, one step. Dot products are added up in this order of columns, and a
+        row's score is raised by what it stands for beside one of equal counts."""
         ids = submodel.trained[TABLE]
         rows, own = submodel.tables[TABLE].of(ids), self.vector
         score = np.zeros(len(ids), np.float32)
         for column in order:
             score += rows[:, column] * own[column]
+        stands_for = weighed.log_weights(ROWS, ids, np.zeros(0, np.uint64))
+        score += stands_for - np.float32(np.log(ROWS))
         error = np.float32(RATE) / (1 + np.exp(score))
         moves = error[:, None] * own
         kinds = submodel.trained[KINDS]
@@ -153,10 +167,16 @@ class Device:
             ),
             entropy=ScriptedEntropy(b"device %d of %d" % (me, seed)),
         )
+        self.given_counts(np.ones(ROWS))
         self.role, (deposit,) = EpochClient.join(self.setup)
         self.joined = deposit.data
         self.order = np.arange(WIDTH)
         self.examples = np.ones(EACH, np.int64)  # of each of its rows
+
+    def given_counts(self, counts: npt.NDArray[np.float64]) -> None:
+        """These are the public counts, as far as it knows."""
+        self.weighed = weighed_by(counts)
+        self.setup.local.counts = self.weighed.counts_digest
 
     def with_periods(self, periods: PeriodStore) -> Self:
         """The same device, before it joined, with another store of its periods."""
@@ -170,7 +190,7 @@ class Device:
         """What it sends after it was given this; `ServerFault` if it leaves."""
         out = self.role.receive(SERVER, data)
         if (submodel := self.role.pending) is not None:
-            update, own = self.taste.trained(submodel, self.order, self.examples)
+            update, own = self.taste.trained(submodel, self.order, self.examples, self.weighed)
             rows = {"taste": TablePart(np.zeros(1, np.uint64), own[None])}
             self.setup.local.keep_pending(RoundId(self.role.base_round), rows)
             out = self.role.supply(update)
@@ -344,6 +364,7 @@ NUMBER: Final = Line(member, "follows", lambda last, header: True)
 CERTIFICATE: Final = Line(DeliveryCertificate, "fault", lambda *given: "")
 CHAIN: Final = Line(member, "link", _chain_of_one)
 MAPS: Final = Line(messages, "maps_digest", lambda plan, union, derived: bytes(32))
+COUNTS: Final = Line(messages, "counts_input", lambda digest: {})
 INPUTS: Final = Line(chain, "received", lambda header: [])
 MEMORY: Final = Line(GroupMember, "_check_memory", lambda self, message: None)
 COINS: Final = Line(GroupMember, "coins", property(lambda self: SystemEntropy()))

@@ -20,7 +20,14 @@ from tessera.learning.metrics import RankMetric
 from tessera.learning.models.next_word import NextWord
 from tessera.learning.module_tables import Tables
 from tessera.learning.scores import evaluate
-from tessera.learning.softmax import CANDIDATES, Softmax, log_weights, ranked
+from tessera.learning.softmax import (
+    CANDIDATES,
+    SampledSoftmax,
+    Softmax,
+    UnionSoftmax,
+    log_weights,
+    ranked,
+)
 from tessera.learning.tables.submodel import Submodel, TablePart
 from tessera.learning.training.jobs import Job, Trainable, prepare
 from tessera.learning.training.local import Sequential
@@ -295,3 +302,61 @@ def test_extreme_classification_needs_a_target_alone():
     )
     task.try_out(0)
     assert set(task.metric.baselines(task.data)) == {"most frequent"}
+
+
+# --- a group's union ------------------------------------------------------------------------------
+
+
+def in_groups(size: int = 10, negatives: int = 3) -> UnionSoftmax:
+    rng = np.random.default_rng(5)
+    held = np.append(rng.random(WORDS - 2) ** 4, [0.0, 1.0])
+    alone = SampledSoftmax(
+        "words.weight",
+        target="next",
+        negatives=20,
+        weights=np.sqrt(100 * held + 1.0),
+        held=held,
+        union_negatives=negatives,
+    )
+    found = alone.in_groups(size)
+    assert isinstance(found, UnionSoftmax)
+    return found
+
+
+def test_a_row_is_in_a_union_as_often_as_its_weight_says():
+    """Own rows by chance, and negatives of every member; of rows that one member does not have."""
+    loss, rng, size, groups = in_groups(), np.random.default_rng(1), 10, 4_000
+    assert loss.weights is not None and loss.held is not None
+    own = rng.random((groups, size, WORDS)) < loss.held
+    there = own[:, 1:].any(1)
+    drawn = rng.choice(WORDS, (groups, size * loss.negatives), p=loss.weights)
+    there[np.arange(groups)[:, None], drawn] = True
+    expected = loss.chance(np.arange(WORDS, dtype=np.uint64))
+    assert_allclose(there.mean(0), expected, atol=4 * 0.5 / np.sqrt(groups))
+    assert expected[-1] == 1.0 and 0.0 < expected[-2] < 0.6
+
+
+def test_own_rows_are_no_candidates_of_a_union_and_others_stand_for_those_that_are_not_there():
+    loss, every = in_groups(), np.arange(WORDS, dtype=np.uint64)
+    found = loss.log_weights(WORDS, every, np.array([3, 39], np.uint64))
+    assert np.isneginf(found[[3, 39]]).all() and np.isfinite(np.delete(found, [3, 39])).all()
+    left = np.delete(every, [3, 39])
+    assert_allclose(found[left.astype(int)], -np.log(loss.chance(left)), rtol=1e-6)
+    assert found[38] == found[np.isfinite(found)].max()  # which nobody holds
+
+
+def test_without_negatives_for_it_a_union_is_never_the_candidate():
+    alone = SampledSoftmax("words.weight", target="next", weights=np.ones(WORDS), negatives=5)
+    assert alone.in_groups(10) is alone and not alone.whole_union
+    assert LOSS.in_groups(10) is LOSS
+
+
+def test_a_digest_of_counts_tells_any_of_them_from_others():
+    loss = in_groups()
+    assert loss.weights is not None and loss.held is not None
+    digests = {loss.counts_digest, in_groups(negatives=4).counts_digest}
+    for array in (loss.weights, loss.held):
+        array[7] *= 1 + 1e-15 + 1e-12
+        digests.add(loss.counts_digest)
+    assert len(digests) == 4 and in_groups().counts_digest in digests
+    assert LOSS.counts_digest == b""

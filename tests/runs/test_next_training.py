@@ -11,14 +11,16 @@ from numpy.testing import assert_allclose
 from tessera import wire
 from tessera.api import simulate
 from tessera.crypto.entropy import ScriptedEntropy
+from tessera.crypto.prg import Label
 from tessera.data.row_names import RowNames
 from tessera.data.sequences import SEEN, Sequences, sequence_data
 from tessera.errors import ConfigError
-from tessera.ids import ClientId
+from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import ServerStep
 from tessera.learning.metrics import ndcg
 from tessera.learning.models.pairs import TABLE, Pairs
 from tessera.learning.rankers import placed
+from tessera.learning.softmax import CANDIDATES
 from tessera.learning.training.jobs import prepare
 from tessera.plan import Plan, SimulationPlan
 from tessera.plan.defaults import plan_beside
@@ -58,10 +60,11 @@ def a_task(data, model: str = "next", **options):
 
 
 def trained(task, scheme: str, rounds: int = 2, cohort: int = 10, views=None, **more) -> Training:
-    trainer = more.pop("trainer", Trainer.AUTO)
+    trainer, entropy = more.pop("trainer", Trainer.AUTO), more.pop("entropy", None)
     simulation = SimulationPlan(rounds=rounds, crypto=more.pop("crypto", "none"))
     plan = complete(Plan(scheme=scheme, cohort=cohort, simulation=simulation, **more), task)
-    training = Training(task, plan, entropy=ScriptedEntropy(SECRET), views=views, trainer=trainer)
+    entropy = entropy or ScriptedEntropy(SECRET)
+    training = Training(task, plan, entropy=entropy, views=views, trainer=trainer)
     for _ in training.run(rounds):
         pass
     return training
@@ -85,21 +88,87 @@ def test_submodel_and_two_servers_train_the_same_model_to_the_bit(data, crypto):
         assert values.tobytes() == two.parameters()[name].tobytes(), name
 
 
-def test_fixed_groups_train_the_same_model_but_for_the_coins_of_rounding(data):
-    """One by one: side by side, dropout masks are drawn for all who train together."""
-    task = a_task(data)
-    one = trained(task, "submodel", cohort=USERS, trainer=Trainer.SEQUENTIAL)
-    two = trained(
-        task,
-        "secure-submodel",
-        cohort=USERS,
-        groups=GroupsPlan(size=5, small=True),
-        crypto="every",
-        trainer=Trainer.SEQUENTIAL,
+class SameCoins:
+    """Test entropy by which a client draws in round r what it draws in epoch r + 2 of its group.
+
+    Everybody is in every round, and epoch 1 is the union: the update of round r is that epoch's.
+    """
+
+    def __init__(self, seed: bytes) -> None:
+        self._scripted = ScriptedEntropy(seed)
+
+    def secret(self, label, *context, size=32):
+        match label, context:
+            case Label.EPOCH_ROOT, (federation, _, int(client), int(epoch)):
+                return self._epoch_root(federation, client, epoch)
+            case Label.PARTY_ROOT, (federation, int(round_id), int(client)):
+                root = self._epoch_root(federation, client, round_id + 2)
+                return root.derive(Label.EPOCH_COINS)
+        return self._scripted.secret(label, *context, size=size)
+
+    def _epoch_root(self, federation, client, epoch):
+        return self._scripted.secret(Label.EPOCH_ROOT, federation, client, epoch)
+
+
+@pytest.mark.parametrize("group", [10, 5])
+@pytest.mark.parametrize("crypto", ["none", "every"])
+def test_fixed_groups_and_two_servers_train_the_model_of_submodel_to_the_bit(data, crypto, group):
+    """With the same coins, own negatives as candidates and nobody missing; ten rounds.
+
+    One by one: side by side, dropout masks are drawn for all who train together.
+    """
+    task, groups = a_task(data, candidates="own"), GroupsPlan(size=group, small=True)
+    same = {"cohort": 20, "trainer": Trainer.SEQUENTIAL, "entropy": SameCoins(SECRET), "rounds": 10}
+    plain = trained(task, "submodel", **same).parameters()
+    waiting = trained(task, "secure-submodel", crypto=crypto, groups=groups, **same).parameters()
+    split = trained(task, "two-server", crypto=crypto, **same).parameters()
+    before = task.bind(task.build(0)).initial("items")
+    assert np.abs(plain["items.weight"] - before).max() > 0.01
+    for name, values in plain.items():
+        assert values.tobytes() == split[name].tobytes(), name
+        assert values.tobytes() == waiting[name].tobytes(), name
+    other = trained(task, "secure-submodel", groups=groups, **{**same, "entropy": None})
+    assert other.parameters()["items.weight"].tobytes() != plain["items.weight"].tobytes()
+
+
+def test_in_fixed_groups_the_whole_union_is_trained_and_counted_alike(data):
+    """Also what a member has drawn and another has not: counts do not tell who holds a row."""
+    task = a_task(data, union_negatives=4)
+    views = Views()
+    run = trained(
+        task, "secure-submodel", cohort=USERS, groups=GroupsPlan(size=5, small=True), views=views
     )
-    for name, values in one.parameters().items():
-        both = np.corrcoef(values.ravel(), two.parameters()[name].ravel())[0, 1]
-        assert both > 0.95, name
+    for group in run.federation.epochs.met:
+        union = set()
+        for client in group.group.members:
+            real = run.clients[client].local.real["items"]
+            own = set(map(int, data.events.of(int(client))))
+            assert own <= set(real.tolist()) and len(real) <= len(own) + 4
+            union |= set(real.tolist())
+        assert group.at.union is not None
+        assert union == set(group.at.union.message.tables[0].tolist())
+        visit = run.federation._visit(group.group.members[0], RoundId(2))
+        submodel = visit.fetch()
+        assert set(submodel.trained["items"].tolist()) == union
+        job = prepare(run.bound, run.job(group.group.members[0], submodel, RoundId(2)))
+        for counts in job.counts.values():
+            assert len(counts) == len(union) and len(set(counts.tolist())) == 1
+        own = data.events.of(int(group.group.members[0]))
+        left_out = np.isneginf(job.shared[CANDIDATES])
+        assert set(job.rows["items"][left_out].tolist()) == set(own.tolist())
+
+
+def test_what_is_not_in_a_rounds_examples_is_no_wrong_answer_either(data):
+    """A round trains on some examples; the items of all the others are the client's own, too."""
+    task = a_task(data)
+    plan = Plan(scheme="submodel", cohort=10, training=replace(NEXT.training, examples=2))
+    run = Training(task, complete(plan, task), entropy=ScriptedEntropy(SECRET))
+    for client in run.clients.eligible:
+        job = run.job(client, run._whole(client), RoundId(0))
+        assert len(job.examples) == 2
+        rows = prepare(run.bound, job)
+        left_out = rows.rows["items"][np.isneginf(rows.shared[CANDIDATES])]
+        assert set(left_out.tolist()) == set(data.events.of(int(client)).tolist())
 
 
 def test_every_round_asks_for_all_rows_and_counts_them_alike(data):
@@ -230,6 +299,8 @@ def test_pair_sums_are_those_of_all_clients_under_every_scheme(data, scheme, mor
         ({"negatives": ITEMS}, "60 negatives among 60 items"),
         ({"negatives": 0}, "0 negatives among"),
         ({"power": 2.0}, "power = 2.0"),
+        ({"candidates": "all"}, "candidates = 'all'"),
+        ({"union_negatives": -1}, "union_negatives = -1"),
     ],
 )
 def test_tasks_that_cannot_be_are_refused(data, options, match):

@@ -72,6 +72,7 @@ class Label(StrEnum):
     EPOCH_PAIR = "epoch pair secret"  # an agreement of an epoch's mask keys -> a pair's secret
     EPOCH_MASK = "epoch pair mask"  # that -> the mask that one adds and the other subtracts
     EPOCH_MAPS = "tessera epoch maps"  # images of a union under public maps -> a digest
+    EPOCH_COUNTS = "tessera epoch counts"  # what negatives are drawn and weighed by -> a digest
     DELIVERED = "tessera delivered"  # signed: what was delivered, and the next mask key
 
     # A client's other randomness in a round

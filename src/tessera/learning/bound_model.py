@@ -107,7 +107,9 @@ class Candidates:
 
     Other tables of the softmax follow it row for row. A client has its own rows, and as many
     `negatives` as it takes beside them: drawn evenly, or with these `weights`. `log_weights` says
-    how much each row at hand stands for, by the number of rows and those that are its own.
+    how much each row at hand stands for, by the number of rows and those that are its own. In fixed
+    groups `whole_union` says whether all rows of a union are candidates. `counts_digest` is of the
+    public counts behind all that.
     """
 
     root: str
@@ -116,6 +118,8 @@ class Candidates:
     negatives: int
     log_weights: Callable[[int, Ids, Ids], Floats]
     weights: npt.NDArray[np.float64] | None = None
+    whole_union: bool = False
+    counts_digest: bytes = b""
 
 
 class BoundModel:
@@ -156,6 +160,17 @@ class BoundModel:
 
     def __getitem__(self, name: str) -> BoundTable:
         return self._by_name[name]
+
+    @property
+    def counts_digest(self) -> bytes:
+        """Of the public counts by which negatives are drawn and weighed; none without any."""
+        return b"" if self.candidates is None else self.candidates.counts_digest
+
+    @property
+    def union_candidates(self) -> str:
+        """The table of which all rows of a fixed group's union are candidates; "" if none is."""
+        softmax = self.candidates
+        return softmax.root if softmax is not None and softmax.whole_union else ""
 
     # The parameters
 

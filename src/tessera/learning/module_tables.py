@@ -167,6 +167,8 @@ class Tables:
                 negatives=softmax.negatives,
                 log_weights=softmax.log_weights,
                 weights=softmax.weights,
+                whole_union=softmax.whole_union,
+                counts_digest=softmax.counts_digest,
             ),
         )
 

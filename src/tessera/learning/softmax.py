@@ -12,6 +12,7 @@ seed: whoever can draw them again takes them away, and what is left is the clien
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Final
 
@@ -20,6 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tessera.crypto.prg import Label
+from tessera.crypto.secret import encode_context
 from tessera.errors import ConfigError
 from tessera.learning.tables.submodel import Floats, Ids
 
@@ -39,6 +42,9 @@ class Softmax:
     `negatives` further rows beside its own. `kind` is the kind of ids that the rows are, for their
     names (`ClientData.ids`).
     """
+
+    whole_union: bool = False
+    """Whether all rows of a fixed group's union are candidates of each of its members."""
 
     def __init__(self, *tables: str, target: str, negatives: int = 200, kind: str = "item") -> None:
         if not tables:
@@ -74,6 +80,15 @@ class Softmax:
         """How much each row at hand stands for in the sum over a table of `rows` rows, as a log."""
         return log_weights(rows, at_hand, own)
 
+    @property
+    def counts_digest(self) -> bytes:
+        """Of the public counts that negatives are drawn and weighed by; none where it is evenly."""
+        return b""
+
+    def in_groups(self, size: int) -> Softmax:
+        """The loss of members of fixed groups, who have their whole union at hand."""
+        return self
+
 
 def log_weights(rows: int, at_hand: Ids, own: Ids) -> Floats:
     """The same where all that are not own were drawn evenly."""
@@ -90,6 +105,9 @@ class SampledSoftmax(Softmax):
     with probability p stands for 1 / p rows like it, so that log(p) is taken off its logit. What is
     a client's own is left out of the sum: an item that came earlier, or will come, is no wrong
     answer. Whatever the client does not have in its training part may be a negative.
+
+    In fixed groups, if each member draws `union_negatives`, the whole union is a candidate: see
+    `UnionSoftmax`. `held` is for that, the share of all users that hold each row, which is public.
     """
 
     def __init__(
@@ -99,9 +117,12 @@ class SampledSoftmax(Softmax):
         negatives: int = 300,
         weights: Doubles,
         kind: str = "item",
+        held: Doubles | None = None,
+        union_negatives: int = 0,
     ) -> None:
         super().__init__(*tables, target=target, negatives=negatives, kind=kind)
         self.weights = weights / weights.sum()
+        self.held, self.union_negatives = held, union_negatives
 
     def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """The losses (B,) of logits (B, K)."""
@@ -112,10 +133,58 @@ class SampledSoftmax(Softmax):
         return torch.logsumexp(logits, -1) - right.squeeze(-1)
 
     def log_weights(self, rows: int, at_hand: Ids, own: Ids) -> Floats:
-        assert self.weights is not None
-        chance = -np.expm1(self.negatives * np.log1p(-self.weights[at_hand]))
         mine = np.isin(at_hand, own, assume_unique=True)
-        return np.where(mine, -np.inf, -np.log(chance)).astype(np.float32)
+        return np.where(mine, -np.inf, -np.log(self.chance(at_hand))).astype(np.float32)
+
+    def chance(self, at_hand: Ids) -> Doubles:
+        """The probability with which each of these rows is a candidate, if it is not one's own."""
+        assert self.weights is not None
+        found: Doubles = -np.expm1(self.negatives * np.log1p(-self.weights[at_hand]))
+        return found
+
+    @property
+    def counts_digest(self) -> bytes:
+        arrays = (a for a in (self.weights, self.held) if a is not None)
+        parts = [array.astype("<f8").tobytes() for array in arrays]
+        return hashlib.sha256(encode_context(Label.EPOCH_COUNTS, self.negatives, *parts)).digest()
+
+    def in_groups(self, size: int) -> Softmax:
+        if not self.union_negatives or self.held is None:
+            return self
+        return UnionSoftmax(self, size)
+
+
+class UnionSoftmax(SampledSoftmax):
+    """The target against all that a fixed group of `size` members has in its union.
+
+    Everybody fetches the union anyway. It has the rows of ten histories, which alone would teach a
+    model little about what nobody there has, and some negatives of each member. A row that is not
+    one's own is in it if one of the others holds it or any member has drawn it: with probability
+    1 - (1 - held)^(size - 1) (1 - q)^(size * negatives), if members are as good as drawn by chance.
+    """
+
+    whole_union = True
+
+    def __init__(self, alone: SampledSoftmax, size: int) -> None:
+        assert alone.weights is not None and alone.held is not None
+        super().__init__(
+            *alone.tables,
+            target=alone.target,
+            negatives=alone.union_negatives,
+            weights=alone.weights,
+            kind=alone.kind,
+            held=alone.held,
+            union_negatives=alone.union_negatives,
+        )
+        self.size = size
+
+    def chance(self, at_hand: Ids) -> Doubles:
+        assert self.weights is not None and self.held is not None
+        with np.errstate(divide="ignore"):  # what everybody holds is in it
+            nobody = (self.size - 1) * np.log1p(-self.held[at_hand])
+        undrawn = self.size * self.negatives * np.log1p(-self.weights[at_hand])
+        found: Doubles = -np.expm1(nobody + undrawn)
+        return found
 
 
 def ranked(logits: Tensor, target: Tensor, seen: Tensor | None = None) -> Tensor:

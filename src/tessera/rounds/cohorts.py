@@ -12,7 +12,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ from tessera.privacy.index.period import AnotherGroup, PeriodStore
 from tessera.privacy.index.response import IndexPrivacy
 from tessera.rounds import schemes
 from tessera.rounds.words import RoundResult
+
+if TYPE_CHECKING:
+    from tessera.tasks import Task
 
 FixedGroup: TypeAlias = tuple[ClientId, ...]
 Named: TypeAlias = Mapping[ClientId, ClientId]
@@ -74,6 +77,10 @@ class CohortRule:
     ) -> list[FixedGroup]:
         """The fixed groups there are, as they are, and those that form among the other clients."""
         return []
+
+    def task_of(self, task: Task) -> Task:
+        """The task as clients in such cohorts train it."""
+        return task
 
     def draw(self, round_id: RoundId, cohorts: Cohorts) -> list[ClientId]:
         """Without replacement, within what the plan allows in this period."""
@@ -198,6 +205,10 @@ class FixedGroups(CohortRule):
     def _place(self, client: ClientId) -> bytes:
         salt = encode_context(Label.FIXED_GROUPS, self.plan.federation, self.plan.seed)
         return hashlib.sha256(salt + encode_context(int(client))).digest()
+
+    def task_of(self, task: Task) -> Task:
+        """Members have a union at hand, unless they have the whole model."""
+        return task.in_groups(self.plan.group_size) if self.plan.has_union else task
 
     def draw(self, round_id: RoundId, cohorts: Cohorts) -> list[ClientId]:
         raise MisuseError("fixed groups wait: who is invited is an EpochCourse's to say")

@@ -58,6 +58,8 @@ class LocalState:
     privacy: IndexPrivacy | None = None  # its own choice, where it differs from the plan's
     quorum: int = 0  # likewise
     derived: Mapping[str, DerivedMap] = field(default_factory=dict)
+    counts: bytes = b""  # digest of the public counts that its negatives are drawn and weighed by
+    candidates: str = ""  # the table of which a softmax is over all rows of a fixed group's union
     catalogue: Catalogue | None = None  # where decoys come from; None: any row of the tables
     pool: Mapping[str, Ids] = field(
         default_factory=dict, repr=False

@@ -160,6 +160,16 @@ def choose_held(
     return Selection(requested=chosen, trained=chosen)
 
 
+def with_candidates(plan: Plan, chosen: Selection, table: str) -> Selection:
+    """All requested rows of this table are trained, and of those that follow it; "" is no table."""
+    every = {t.name for t in plan.tables if table and table in (t.name, t.derived_from)}
+    trained = {
+        name: chosen.requested[name] if name in every else ids
+        for name, ids in chosen.trained.items()
+    }
+    return Selection(requested=chosen.requested, trained=trained)
+
+
 def choose_answers(
     plan: Plan,
     frozen: FrozenPeriod,

@@ -38,8 +38,11 @@ class ServerModel:
         tables: Mapping[str, StoredTable],
         derived: Mapping[str, DerivedMap] | None = None,
         popularity: Popularity | None = None,
+        counts: bytes = b"",
     ) -> None:
-        """`popularity` says what rows' sums are divided by, where [dp] has them selected."""
+        """`popularity` says what rows' sums are divided by, where [dp] has them selected; `counts`
+        is the digest of public counts by which clients draw negatives."""
+        self.counts = counts
         self.dense, self.tables, self.derived = dense, tables, dict(derived or {})
         divide = noise_of(plan).divisors(popularity)
         self.averaging = Averaging(plan.server_step, plan.model.dense, tables, divide)

@@ -57,9 +57,10 @@ class ClientTraining:
         coins: Secret,
     ) -> Job:
         """What a client trains in a round; `examples` and `local` are all that it has."""
-        some = drawn(examples, self.training.examples, coins)
+        some, softmax = drawn(examples, self.training.examples, coins), self.bound.candidates
         some = cut_examples(self.plan, self.bound, some, coins)
-        return Job(client, submodel, some, local, coins=coins)
+        own = None if softmax is None else self.bound.row_ids_of(examples)[softmax.root]
+        return Job(client, submodel, some, local, coins=coins, own=own)
 
     def alone(
         self,

@@ -11,6 +11,7 @@ from tessera.data.examples import NONE
 from tessera.ids import ClientId
 from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
+from tessera.rounds.cohorts import cohorts_of
 from tessera.runs.training import Clients
 from tessera.tasks import Task
 
@@ -46,7 +47,8 @@ class HeldRows:
     @classmethod
     def of(cls, task: Task, plan: Plan) -> HeldRows:
         """Of all eligible clients, or of a sample where there are many."""
-        clients = Clients(task, task.bind(task.build(plan.seed)), plan)
+        trained = cohorts_of(plan).task_of(task)
+        clients = Clients(task, trained.bind(trained.build(plan.seed)), plan)
         some = clients.eligible[:: max(1, len(clients) // MOST_LOOKED_AT)]
         counts = [
             len(ids) + _undrawn(task, c) for c in some for ids in clients[c].local.real.values()

@@ -124,6 +124,8 @@ class Clients(Mapping[ClientId, Participant]):
                 periods=MemoryPeriods(),
                 ledger=self._ledgers.of(client),
                 derived=self._derived,
+                counts=self._bound.counts_digest,
+                candidates=self._bound.union_candidates,
                 indicator=None if self._indicator is None else float(self._indicator[client]),
             )
             identity = self._identities[client] if self._identities else None
@@ -175,6 +177,7 @@ class Training:
         task, self.setup = set_up(task, plan, self.entropy, on_setup, charged, groups)
         self.prepared = task
         task, self.stopping = EarlyStopping.of(task, plan)
+        task = cohorts_of(plan).task_of(task)
         self.module = task.build(plan.seed)
         self.bound = task.bind(self.module)
         task = with_subjects(task, self.bound, plan)
@@ -211,6 +214,7 @@ class Training:
             tables=self.tables,
             trainer=self._train_cohort,
             derived=self.bound.derived_maps(),
+            counts=self.bound.counts_digest,
             entropy=self.entropy,
             faults=random_dropouts(dropout, plan.seed, plan) if dropout else None,
             views=views,

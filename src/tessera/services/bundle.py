@@ -64,6 +64,8 @@ class Bundle:
     specs: Mapping[str, TableSpec]
     given: Mapping[str, Floats] = field(default_factory=dict, repr=False)
     maps: Mapping[str, npt.NDArray[np.uint64]] = field(default_factory=dict, repr=False)
+    counts: bytes = b""
+    """Digest of the public counts by which clients draw negatives, if they do."""
     clients: int
     synthetic: SyntheticClients | None = None
 
@@ -92,7 +94,11 @@ class Bundle:
             rows = self.given.get(name)
             tables[name] = LazyTable(spec) if rows is None else DenseTable.from_array(name, rows)
         return ServerModel(
-            self.plan, dense=self.dense.copy(), tables=tables, derived=self.derived_maps()
+            self.plan,
+            dense=self.dense.copy(),
+            tables=tables,
+            derived=self.derived_maps(),
+            counts=self.counts,
         )
 
     def derived_maps(self) -> dict[str, DerivedMap]:
@@ -137,6 +143,7 @@ class Bundle:
                 }
                 for spec in self.specs.values()
             ],
+            "counts": self.counts.hex(),
         }
         return {
             PLAN: _bytes(plan.to_toml()),
@@ -192,6 +199,7 @@ class Bundle:
                 for name, array in arrays.items()
                 if name.startswith(MAP)
             },
+            counts=bytes.fromhex(about["counts"]),
             clients=about["clients"],
             synthetic=None
             if rows is None
@@ -292,6 +300,7 @@ def pack_task(plan: Plan, data: Path | None) -> Bundle:
             hint=f'a federation with model = "{one}" and another with model = "{other}" in [task]',
         )
     plan = complete(plan, task)
+    task = cohorts_of(plan).task_of(task)
     module = task.build(plan.seed)
     bound = task.bind(module)
     names = [t.name for t in bound.tables if not t.local]
@@ -306,5 +315,6 @@ def pack_task(plan: Plan, data: Path | None) -> Bundle:
             name: each.images(np.arange(each.parent.size, dtype=np.uint64))
             for name, each in maps.items()
         },
+        counts=bound.counts_digest,
         clients=int(max(Clients(task, bound, plan).eligible)) + 1,
     )

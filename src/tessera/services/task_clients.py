@@ -20,6 +20,7 @@ from tessera.learning.tables.submodel import Submodel, TablePart
 from tessera.learning.training.jobs import Trainable
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import PeriodStore
+from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.local_state import LocalState
 from tessera.runs.client_training import ClientTraining, learner_of, own_rows
 from tessera.runs.noisy import with_subjects
@@ -41,6 +42,7 @@ def task_maker(bundle: Bundle, data: Path | None, entropy: Entropy) -> ClientMak
             f"task {plan.task.name!r} is not the one that was packed",
             hint="is it the same data and the same tessera?",
         )
+    task = cohorts_of(plan).task_of(task)
     module = task.build(plan.seed)
     bound = task.bind(module)
     task = with_subjects(task, bound, plan)
@@ -66,7 +68,14 @@ def task_maker(bundle: Bundle, data: Path | None, entropy: Entropy) -> ClientMak
 
         def local(periods: PeriodStore, ledger: Ledger) -> LocalState:
             return LocalState(
-                real=real, periods=periods, ledger=ledger, derived=maps, names=names, rows=rows
+                real=real,
+                periods=periods,
+                ledger=ledger,
+                derived=maps,
+                counts=bound.counts_digest,
+                candidates=bound.union_candidates,
+                names=names,
+                rows=rows,
             )
 
         def local_rows() -> dict[str, TablePart]:

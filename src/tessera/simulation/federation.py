@@ -87,12 +87,14 @@ class Federation:
         groups: Sequence[FixedGroup] = (),
         noisy: bool = False,
         popularity: Popularity | None = None,
+        counts: bytes = b"",
     ) -> None:
         """`evaluate` tests the model after a round, in the rounds in which it is due.
 
         Each of two servers runs on these `workers` (`simulation/two_server.py`), by default on one.
         `groups` are fixed groups that were formed before. `noisy`: the trainer does what [dp] says.
-        `popularity` is that of the rows, where [dp] has them selected.
+        `popularity` is that of the rows, where [dp] has them selected; `counts` the digest of those
+        by which clients draw negatives.
         """
         if noise_of(plan).by_trainer and not noisy:
             raise ConfigError(
@@ -110,7 +112,14 @@ class Federation:
             party = self.two_server.leader_party
         self._begin(
             party,
-            ServerModel(plan, dense=dense, tables=tables, derived=derived, popularity=popularity),
+            ServerModel(
+                plan,
+                dense=dense,
+                tables=tables,
+                derived=derived,
+                popularity=popularity,
+                counts=counts,
+            ),
             None if evaluate is None else self._tested,
             groups,
         )

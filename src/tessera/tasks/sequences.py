@@ -44,6 +44,10 @@ NEXT: Final = Recommended(
 _SUMMED: Final = Recommended(
     training=LocalTraining(batch=0, rate=1.0, decay=1.0), server=ServerStep(optimizer="sum")
 )
+UNION, OWN = "union", "own"
+CANDIDATES: Final = (UNION, OWN)
+SMALL_CATALOGUE: Final = 2_000
+"""Items, from which on 30 negatives of each member of a group are enough beside its union."""
 MOST_TOGETHER: Final = 1_000
 """Clients in a round of sums; of more, each is in one of several rounds."""
 
@@ -56,6 +60,8 @@ def sequence_task(
     model: str = "next",
     width: int = 64,
     negatives: int = 300,
+    candidates: str = UNION,
+    union_negatives: int = 0,
     power: float = 0.5,
     tau: float = 6.0,
     penalty: float = 250.0,
@@ -64,9 +70,11 @@ def sequence_task(
 ) -> Task:
     """The next item, by a lag model ("next"), from sums of pair counts ("pairs"), or by both.
 
-    Of "next": `negatives` are drawn from counts to the `power` (0: evenly). Of "pairs": `tau`,
-    `penalty` and `min_holders` as in `learning/models/pairs.py`. "next+pairs" trains the one and
-    sums up the other, and mixes their scores (`runs/standing.py`).
+    Of "next": `negatives` are drawn from counts to the `power` (0: evenly). In fixed groups
+    `candidates` are the rows of the union, with `union_negatives` of each member (0: 30, or 60 of
+    less than 2,000 items), or a client's "own" negatives alone, as outside of groups. Of "pairs":
+    `tau`, `penalty` and `min_holders` as in `learning/models/pairs.py`. "next+pairs" trains the one
+    and sums up the other, and mixes their scores (`runs/standing.py`).
     """
     if not isinstance(data, SequenceData):
         raise ConfigError(f"task {data.name!r}: the data has no sequences")
@@ -76,10 +84,11 @@ def sequence_task(
     pairs = Pairs(items=data.sizes["item"], tau=tau if data.ordered else 0.0, penalty=penalty)
     if model == "pairs":
         return _pairs(data, title, metric, pairs, min_holders, exact_pairs)
+    drawn = negatives, _in_union(candidates, union_negatives, data.sizes["item"])
     if model == "next":
-        return _next(data, title, recommended, metric, width, negatives, power)
+        return _next(data, title, recommended, metric, width, drawn, power)
     rest, held = with_held(data, HELD)
-    trained = _next(rest, title, recommended, metric, width, negatives, power)
+    trained = _next(rest, title, recommended, metric, width, drawn, power)
     summed = _pairs(rest, f"{title}, pairs", metric, pairs, min_holders, exact_pairs)
     return replace(
         trained,
@@ -93,16 +102,30 @@ HELD: Final = 1_000
 """Users by whom the weight of two models is chosen, at most."""
 
 
+def _in_union(candidates: str, negatives: int, items: int) -> int:
+    """Negatives that a member of a group draws; 0: as many as elsewhere, as its only candidates."""
+    if candidates not in CANDIDATES:
+        raise ConfigError(
+            f"task: candidates = {candidates!r}", hint=f"one of {', '.join(CANDIDATES)}"
+        )
+    if negatives < 0:
+        raise ConfigError(f"task: union_negatives = {negatives}", hint="0 (by the items) or more")
+    if candidates == OWN:
+        return 0
+    return negatives or (30 if items >= SMALL_CATALOGUE else 60)
+
+
 def _next(
     data: SequenceData,
     title: str,
     recommended: Recommended,
     metric: NextMetric,
     width: int,
-    negatives: int,
+    drawn: tuple[int, int],
     power: float,
 ) -> Task:
-    items = data.sizes["item"]
+    """`drawn` are negatives of a client by itself, and of a member of a group beside its union."""
+    items, (negatives, in_union) = data.sizes["item"], drawn
     if not data.ordered:
         raise ConfigError(
             f"task {data.name!r}: no times, and what comes next has an order",
@@ -129,7 +152,13 @@ def _next(
         module=lambda: build({**architecture, "seed": torch.initial_seed()}),
         tables=Tables({ITEMS: Table("item", "history"), BIASES: Table("item")}),
         loss=SampledSoftmax(
-            ITEMS, BIASES, target="item", negatives=negatives, weights=np.power(times + 1.0, power)
+            ITEMS,
+            BIASES,
+            target="item",
+            negatives=negatives,
+            weights=np.power(times + 1.0, power),
+            held=times / data.events.users,  # of a user each item counts once
+            union_negatives=min(in_union, negatives),
         ),
         metric=metric,
         recommended=recommended,
@@ -201,6 +230,10 @@ _EXPLAINED: Final[Mapping[str, str]] = {
     '"next+pairs" (both, their scores mixed).',
     "width": "Columns of an item's row.",
     "negatives": "Items that a client draws beside its own, once, from its own secret.",
+    "candidates": 'In fixed groups: "union" (all rows of the group\'s union, and some negatives of '
+    'each member) or "own" (a client\'s own negatives alone, as elsewhere).',
+    "union_negatives": "Of each member of a fixed group beside its union; 0: 30, or 60 of less "
+    "than 2,000 items.",
     "power": "Negatives are drawn from how often items occur, to this power; 0: evenly.",
     "tau": "Of pairs: places after which an item counts a third.",
     "penalty": "Of pairs: what is added to the diagonal before the solve.",
@@ -214,6 +247,8 @@ SEQUENCES: Final = TaskKind(
         "model",
         "width",
         "negatives",
+        "candidates",
+        "union_negatives",
         "power",
         "tau",
         "penalty",

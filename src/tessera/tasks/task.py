@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any, Final
 
@@ -297,6 +297,12 @@ class Task:
     def bind(self, module: nn.Module) -> BoundModel:
         """The module with its tables, and the candidates of a softmax where the loss is one."""
         return self.tables.bind(module, self.loss if isinstance(self.loss, Softmax) else None)
+
+    def in_groups(self, size: int) -> Task:
+        """The task as members of fixed groups train it, each of whom has its whole union."""
+        if not isinstance(self.loss, Softmax):
+            return self
+        return replace(self, loss=self.loss.in_groups(size))
 
     def build(self, seed: int) -> nn.Module:
         """A fresh module whose first values follow from the seed."""

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from lying_server import (
+    COUNTS,
     INPUTS,
     KINDS,
     MAPS,
@@ -25,6 +26,7 @@ from lying_server import (
     LyingServer,
     attacked,
     kinds_by,
+    moved_least,
     moved_most,
     off,
 )
@@ -75,26 +77,51 @@ def other_kinds(server: LyingServer, victim: ClientId) -> Floats | None:
     return missing.astype(np.float32)
 
 
-def in_no_digest(groups: int, patch: pytest.MonkeyPatch) -> None:
-    name = "another map to kinds"
+def other_counts(server: LyingServer, victim: ClientId) -> Floats | None:
+    """The victim is told counts by which every row but one stands for so many that it has nothing
+    to learn of any: whose rows stay where they are is the victim."""
+    counts = np.full(ROWS, 1e-12)
+    counts[0] = 1.0
+    server.devices[victim].given_counts(counts)
+    return server.epoch()
+
+
+STEERING: Final = {
+    "another map to kinds": (other_kinds, MAPS, moved_most),
+    "other counts for negatives": (other_counts, COUNTS, moved_least),
+}
+
+
+def in_no_digest(name: str, groups: int, patch: pytest.MonkeyPatch) -> None:
+    attack, line, reading = STEERING[name]
     with patch.context() as patched:
-        off(patched, [MAPS])
-        found = attacked(other_kinds, groups=groups, epochs=2, reading=moved_most)
-    found.shown(name, "with maps in no digest")
+        off(patched, [line])
+        found = attacked(attack, groups=groups, epochs=2, reading=reading)
+    found.shown(name, "in no digest")
     assert found.above > 0.5 and not found.closed
-    found = attacked(other_kinds, groups=groups, epochs=2, reading=moved_most)
+    found = attacked(attack, groups=groups, epochs=2, reading=reading)
     found.shown(name, "as shipped")
     assert len(found.refused) == 10 * groups and found.above <= B
     assert "other inputs than the epoch's header has digests of" in found.refused[0]
 
 
-def test_a_member_with_another_map_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_no_digest(FEW, monkeypatch)
+@pytest.mark.parametrize("name", STEERING)
+def test_a_member_with_other_public_data_leaves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_no_digest(name, FEW, monkeypatch)
 
 
 @pytest.mark.campaign
-def test_300_members_with_another_map_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_no_digest(ALL, monkeypatch)
+@pytest.mark.parametrize("name", STEERING)
+def test_300_members_with_other_public_data_leave(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_no_digest(name, ALL, monkeypatch)
+
+
+def test_counts_are_compared_before_a_union_is_offered() -> None:
+    """They steer which negatives are drawn, and these are in the union."""
+    found = attacked(other_counts, groups=1, epochs=0)
+    assert len(found.refused) == 10
 
 
 def compared(name: str, groups: int, patch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,8 @@ class Job:
 
     `coins` are what the client draws from in this round: the order of its batches, dropout masks,
     noise. They follow from its own secrets, never from its number or a public seed: who can draw
-    the same knows from a group's sums whose they are.
+    the same knows from a group's sums whose they are. `own` are the rows of a softmax's table that
+    all its examples touch, where `examples` are those of one round: these are no wrong answers.
     """
 
     client: int
@@ -72,6 +73,7 @@ class Job:
     examples: Examples
     local: Mapping[str, TablePart] = field(default_factory=dict)
     coins: Secret = field(kw_only=True, repr=False)
+    own: Ids | None = field(default=None, kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ def prepare(bound: BoundModel, job: Job) -> PreparedJob:
         places[table.name] = np.searchsorted(source, ids)
     shared = {}
     if softmax is not None:
-        own = bound.row_ids_of(job.examples)[softmax.root]
+        own = bound.row_ids_of(job.examples)[softmax.root] if job.own is None else job.own
         shared[CANDIDATES] = softmax.log_weights(softmax.rows, rows[softmax.root], own)
     return PreparedJob(job, batch, len(examples), rows, values, counts, places, shared)
 

@@ -196,8 +196,9 @@ class EpochClient(Follower[EpochClientSetup]):
             union = self._opened_union(work.union, union)
         base = self._decoded(work.base, Download) if work.base else None
         self._check_kind(header, union)
+        local = self.setup.local
         made = header_of(
-            self.plan, header.epoch, work.record, union, base, self.setup.local.derived
+            self.plan, header.epoch, work.record, union, base, local.derived, local.counts
         )
         if made != header:
             raise self._fault("sent other inputs than the epoch's header has digests of")

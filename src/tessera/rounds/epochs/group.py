@@ -209,7 +209,7 @@ class GroupEpochs:
             rows = self._union_rows(model)
             sent = SentModel(plan, model.dense, model.tables, lambda: rows)
             base = Kept.of(sent.download(round_id, rows or None))
-        header = header_of(plan, at.number + 1, record, at.union, base, model.derived)
+        header = header_of(plan, at.number + 1, record, at.union, base, model.derived, model.counts)
         return OpenEpoch(header=header, record=record, union=at.union, base=base, round_id=round_id)
 
     def _layout(self, model: ServerModel) -> UpdateLayout:

@@ -66,13 +66,14 @@ def header_of(
     union: Kept[UnionOpened] | None,
     base: Kept[Download] | None,
     derived: Mapping[str, DerivedMap],
+    counts: bytes = b"",
 ) -> EpochHeader:
     """Of the epoch with this number, by the agreement within the group; a union's without a base.
 
     Its inputs are the digests of all that what is sent may depend on, beside plan and group, which
     the chain names already.
     """
-    inputs = {"record": wire.digest(record)}
+    inputs = {"record": wire.digest(record), **counts_input(counts)}
     if base is None:
         encoding = plan.union_encoding(RoundId(epoch))
         kind, ring, length = EpochKind.UNION, encoding.group, encoding.length
@@ -87,6 +88,11 @@ def header_of(
     return EpochHeader(
         period=record.period, kind=kind, epoch=epoch, ring=ring, length=length, inputs=inputs
     )
+
+
+def counts_input(digest: bytes) -> dict[str, bytes]:
+    """The counts by which negatives are drawn, before a union, and weighed, in every update."""
+    return {"counts": digest} if digest else {}
 
 
 def maps_digest(plan: Plan, union: Mapping[str, Ids], derived: Mapping[str, DerivedMap]) -> bytes:

@@ -94,13 +94,15 @@ class MemberWork:
         self._noise.charge(local.ledger, at)
 
     def selection(self, period: int, union: Mapping[str, Ids], coins: Entropy) -> Selection:
-        """The whole union is fetched; a member's own rows of it are trained."""
+        """The whole union is fetched; a member's own rows of it are trained, and of the table that
+        a softmax is over all of them, where the union's rows are its candidates."""
         plan, maps = self.plan, self.local.derived
         if self._rows.randomised:
             frozen = self._frozen(period)
-            return select.choose_answers(
+            chosen = select.choose_answers(
                 plan, frozen, union, maps, round_id=RoundId(0), entropy=coins
             )
+            return select.with_candidates(plan, chosen, self.local.candidates)
         whole = plan.sent_rows
         own = self._noise.trained_rows(select.own(plan, self.local.real, maps), whole)
         return Selection(requested=whole, trained=own)
