@@ -244,7 +244,9 @@ def own_file(tmp_path, capsys) -> str:
     )
     (tmp_path / "own.csv").write_text("user,item,time,category\n" + lines)
     path = tmp_path / "own.toml"
-    assert cli.main(["init", str(tmp_path / "own.csv"), "--out", str(path)]) == 0
+    assert (
+        cli.main(["init", str(tmp_path / "own.csv"), "--model", "clicks", "--out", str(path)]) == 0
+    )
     return re.sub(r" *#.*", "", path.read_text())
 
 

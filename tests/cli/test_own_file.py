@@ -51,7 +51,7 @@ def written(tmp_path, **kinds):
 def test_a_file_of_few_users_gets_a_group_that_they_fill(tmp_path, capsys):
     lines = [f"u{k % 7},i{k * k % 41 + k % 7},{1_700_000_000 + k}" for k in range(210)]
     (tmp_path / "few.csv").write_text("\n".join(["user,item,time", *lines]) + "\n")
-    assert cli.main(["init", "few.csv"]) == 0
+    assert cli.main(["init", "few.csv", "--model", "clicks"]) == 0
     assert "in groups of 7" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["run", "plan.toml", "--rounds", "1", "--out", "run"]) == 0
     assert RunFolder.load(tmp_path / "run").plan.group_plan.cohort == 7
@@ -59,7 +59,7 @@ def test_a_file_of_few_users_gets_a_group_that_they_fill(tmp_path, capsys):
 
 def test_a_csv_becomes_a_plan_a_run_and_names(tmp_path, capsys):
     written(tmp_path, bad=12)
-    assert cli.main(["init", "purchases.csv"]) == 0
+    assert cli.main(["init", "purchases.csv", "--model", "clicks"]) == 0
     said = capsys.readouterr().out
     assert "1,488 interactions of 60 users with 90 items" in said
     assert "user = customer_id, item = sku, time = bought_at" in said
@@ -85,6 +85,75 @@ def test_a_csv_becomes_a_plan_a_run_and_names(tmp_path, capsys):
     assert "hint: did you mean 'C007'?" in capsys.readouterr().err
     assert cli.main(["recommend", "run"]) == 2
     assert "--user ID" in capsys.readouterr().err
+
+
+def test_a_file_with_times_becomes_next_and_its_run_ranks_the_catalogue(tmp_path, capsys):
+    written(tmp_path, bad=12)
+    assert cli.main(["init", "purchases.csv"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "model = next, as the file has times (bought_at): what comes next" in said
+    assert "lines have the time of the one before, and keep the file's order" in said
+    plan = Plan.read(tmp_path / "plan.toml")
+    own = plan.task.options
+    assert (plan.task.name, own["model"], own["part"]) == ("sequences", "next", "validation")
+    assert own["negatives"] == 30 and own["on_bad"] == "skip"  # a third of 90 items
+    assert plan.scheme == "secure-submodel" and plan.cohort == 10
+    assert cli.main(["run", "plan.toml", "--rounds", "2", "--out", "run"]) == 0
+    said = capsys.readouterr().out
+    for name in ("NDCG@10", "recall@10", "most frequent", "successors, windowed", "EASE"):
+        assert name in said
+    assert cli.main(["recommend", "run", "--user", "C007"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "SKU-" in said and "a score by which items are ordered" in said
+    assert "probability of a click" not in said
+
+
+def test_a_file_without_times_becomes_pairs_and_says_what_they_show(tmp_path, capsys):
+    path = written(tmp_path)
+    kept = [line.rpartition(";")[0] for line in path.read_text().splitlines()]
+    path.write_text("\n".join(kept) + "\n")
+    assert cli.main(["init", "purchases.csv"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "model = pairs, as the file has no times: what goes together (EASE)" in said
+    assert "exact_pairs = true: whoever opens a sum has the exact counts" in said
+    plan = Plan.read(tmp_path / "plan.toml")
+    assert (plan.task.options["model"], plan.cohort, plan.simulation.rounds) == ("pairs", 60, 1)
+    assert cli.main(["run", "plan.toml", "--out", "run"]) == 0
+    assert "EASE" in capsys.readouterr().out
+    assert cli.main(["init", "purchases.csv", "--model", "next", "--out", "other.toml"]) == 2
+    err = capsys.readouterr().err
+    assert "no times, and what comes next has an order" in err and "hint: " in err
+
+
+def test_times_that_nobody_can_read_are_said_and_not_dropped_in_silence(tmp_path, capsys):
+    path = tmp_path / "own.csv"
+    lines = [f"u{k % 9},i{k * k % 41},{k % 27 + 1} March 24" for k in range(200)]
+    path.write_text("\n".join(["user,item,date", *lines]) + "\n")
+    assert cli.main(["init", "own.csv"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "as the file has no times that can be read: of date, line 2: 'date' is not a" in said
+    given = ["--time-format", "%d %B %y", "--out", "other.toml"]
+    assert cli.main(["init", "own.csv", *given]) == 0
+    assert "model = next, as the file has times (date)" in capsys.readouterr().out
+    assert Plan.read(tmp_path / "other.toml").task.options["time_format"] == "%d %B %y"
+
+
+def test_equal_times_are_no_order(tmp_path, capsys):
+    lines = [f"u{k % 9},i{k * k % 41},2024-01-01" for k in range(200)]
+    (tmp_path / "own.csv").write_text("\n".join(["user,item,date", *lines]) + "\n")
+    assert cli.main(["init", "own.csv"]) == 0
+    assert "as all times of a user are equal in date" in capsys.readouterr().out
+    assert cli.main(["init", "own.csv", "--model", "next", "--out", "other.toml"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "191 lines have the time of the one before, and keep the file's order" in said
+
+
+def test_one_item_per_user_is_refused(tmp_path, capsys):
+    lines = [f"u{k},i{k % 41},2024-01-01" for k in range(200)]
+    (tmp_path / "own.csv").write_text("\n".join(["user,item,date", *lines]) + "\n")
+    assert cli.main(["init", "own.csv"]) == 2
+    err = capsys.readouterr().err
+    assert "no user has 3 items, of which one is held out" in err and "hint: " in err
 
 
 def test_a_frame_becomes_a_run_and_an_exported_model_answers_in_its_ids(tmp_path):
@@ -144,7 +213,7 @@ def test_columns_that_cannot_be_guessed_are_asked_for(tmp_path, capsys):
     assert cli.main(["init", "own.csv"]) == 2
     err = capsys.readouterr().err
     assert "which column is the user? There are a, b, time" in err and "--user COLUMN" in err
-    assert cli.main(["init", "own.csv", "--user", "a", "--item", "b"]) == 0
+    assert cli.main(["init", "own.csv", "--user", "a", "--item", "b", "--model", "clicks"]) == 0
     assert Plan.read(tmp_path / "plan.toml").task.options["time"] == ""  # noon is no time
     assert cli.main(["init", "nowhere.csv", "--out", "other.toml"]) == 2
     assert "no such file" in capsys.readouterr().err

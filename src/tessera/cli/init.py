@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 import typer
 from rich.console import Console
 
+from tessera.crypto.shamir import MAX_HOLDERS
+from tessera.data.columns import SKIP
 from tessera.data.examples import ClientData
+from tessera.data.sequences import TIES
+from tessera.data.split import VALIDATION
 from tessera.errors import ConfigError
 from tessera.learning.averaging import Average
 from tessera.plan import (
@@ -34,11 +39,14 @@ from tessera.plan.dp import trained_with
 from tessera.plan.reference import MESSAGES, section, task_section, top_level
 from tessera.plan.sections import GROUP_SIZE
 from tessera.privacy.index.bound import ANY_ROUNDS, COMING_AND_GOING, NAMED
+from tessera.protocols.secagg.params import GraphKind
 from tessera.rounds import schemes
 
 if TYPE_CHECKING:
+    from tessera.data.guess import Guess
+    from tessera.data.sequences import SequenceData
     from tessera.runs.held import HeldRows
-    from tessera.tasks import Known
+    from tessera.tasks import Known, Recommended
 
 
 # --- init own file --------------------------------------------------------------------------------
@@ -52,51 +60,142 @@ VISITS: Final = 5
 """Rounds that a client takes part in, on average, by default."""
 
 
+class OwnModel(StrEnum):
+    """What is learnt of a file of one's own."""
+
+    NEXT = "next"
+    PAIRS = "pairs"
+    CLICKS = "clicks"
+
+
+LARGEST_SHARE: Final = 3
+"""Negatives are at most this part of a small catalogue."""
+EXACT: Final = (
+    "exact_pairs = true: whoever opens a sum has the exact counts of its pairs; {alone} of the "
+    "pairs have one holder, and who knows an item of a history can follow it from pair to pair."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class OwnFile:
-    """The options of its task, what is worth saying about it, and how many clients it has."""
+    """The task that fits a file, its options, and what is worth saying about it."""
 
-    TASK: ClassVar[str] = "interactions"
+    task: str
     options: dict[str, Any]
     lines: tuple[str, ...]
+    recommended: Recommended
     clients: int
 
+    def summed(self, *, two_servers: bool) -> Recommended:
+        """For sums over everybody: in one round, or where that is too much in several."""
+        if two_servers:
+            return self.recommended
+        return replace(self.recommended, rounds=1, cohort=self.clients)
+
     @classmethod
-    def of(cls, path: Path, given: Mapping[str, str]) -> OwnFile:
-        from tessera.data import interactions
-        from tessera.data.columns import SKIP
+    def of(cls, path: Path, given: Mapping[str, str], kind: str, also: Mapping[str, str]) -> Self:
+        """By what the file has: with times what comes next, without what goes together."""
         from tessera.data.guess import guess
-        from tessera.data.interactions import Interactions
 
         if not path.is_file():
             raise ConfigError(f"{path}: no such file", hint="`tessera init` lists the tasks")
+        if kind and kind not in list(OwnModel):
+            raise ConfigError(f"--model {kind}", hint=f"one of {', '.join(OwnModel)}")
         found = guess(path, given)
+        return (
+            cls._clicks(path, found)
+            if kind == OwnModel.CLICKS
+            else cls._next(path, found, kind, also)
+        )
+
+    @classmethod
+    def _clicks(cls, path: Path, found: Guess) -> Self:
+        from tessera import tasks
+
+        known = tasks.known("interactions")
         options = {"path": str(path), **found.options()}
-        read: dict[str, Any] = {name: value or None for name, value in found.options().items()}
-        data = interactions.read(path, Interactions(**read, on_bad=SKIP))
-        bad = next((n for fact, n in data.facts.items() if fact.endswith("s, left out")), 0)
-        if bad:
+        data = known.read(**options, on_bad=SKIP)
+        if _bad(data):
             options["on_bad"] = SKIP
-        return cls(options, tuple(_said(path, options, data, int(bad))), data.clients)
+        cohort = _cohort(data)
+        rounds = min(300, max(30, -(-VISITS * data.clients // cohort)))
+        shown = ["user", "item", "time", "label", "category"]
+        return cls(
+            "interactions",
+            options,
+            tuple(_said(path, found, shown, data)),
+            replace(known.recommended, cohort=cohort, rounds=rounds),
+            data.clients,
+        )
 
-    def fitted(self, known: Known) -> Known:
-        """The task with a cohort and rounds that fit this many clients."""
-        cohort = next((n for n in (100, 50, 20) if self.clients >= 10 * n), 10)
-        cohort = max(2, min(cohort, self.clients))
-        rounds = min(300, max(30, -(-VISITS * self.clients // cohort)))
-        good = replace(known.recommended, cohort=cohort, rounds=rounds)
-        return replace(known, recommended=good)
+    @classmethod
+    def _next(cls, path: Path, found: Guess, kind: str, also: Mapping[str, str]) -> Self:
+        """Where labels are 0 and 1 only what was clicked counts; of ratings every line does."""
+        from tessera import tasks
+        from tessera.data.sequences import SequenceData
+
+        known = tasks.known("sequences")
+        options: dict[str, Any] = {
+            "path": str(path),
+            **{part: getattr(found, part) for part in ("user", "item", "time", "time_format")},
+            "label": "" if found.threshold else found.label,
+            "part": VALIDATION,
+            **also,
+        }
+        data = known.read(**options, on_bad=SKIP)
+        assert isinstance(data, SequenceData)
+        if _bad(data):
+            options["on_bad"] = SKIP
+        chosen, why = _chosen(data, found, kind)
+        model: dict[str, Any] = {"model": chosen.value, "exact_pairs": chosen is OwnModel.PAIRS}
+        fewer = max(1, data.sizes["item"] // LARGEST_SHARE)
+        model["negatives"] = min(known.options["negatives"], fewer)
+        good = replace(known.recommended, cohort=_cohort(data))
+        task = known.kind.make(data, title="", recommended=good, **model)
+        shown = ["user", "item", "time", *(["label"] if options["label"] else [])]
+        lines = [*_said(path, found, shown, data), *wrap(why, WIDTH)]
+        if chosen is OwnModel.PAIRS:
+            lines += wrap(EXACT.format(alone=task.data.facts["pairs with one holder"]), WIDTH)
+        return cls("sequences", options | model, tuple(lines), task.recommended, data.clients)
 
 
-def _said(path: Path, options: Mapping[str, Any], data: ClientData, bad: int) -> list[str]:
-    chosen = [
-        f"{part} = {options[part]}"
-        for part in ("user", "item", "time", "label", "category")
-        if options[part]
-    ]
-    if options["threshold"]:
-        chosen.append(f"a click from {options['threshold']:g} on")
-    facts = data.facts
+def _cohort(data: ClientData) -> int:
+    """Clients of a round that fit so many."""
+    cohort = next((n for n in (100, 50, 20) if data.clients >= 10 * n), 10)
+    return max(2, min(cohort, data.clients))
+
+
+def _bad(data: ClientData) -> int:
+    return int(next((n for fact, n in data.facts.items() if fact.endswith("s, left out")), 0))
+
+
+def _chosen(data: SequenceData, found: Guess, kind: str) -> tuple[OwnModel, str]:
+    """The model for a file, and why."""
+    ties = int(data.facts.get(TIES, 0))
+    equal = data.ordered and ties == data.facts["interactions"] - data.clients
+    if kind:
+        chosen, because = OwnModel(kind), "as asked"
+    elif not data.ordered:
+        chosen, because = OwnModel.PAIRS, f"as the file has no times{found.doubt}"
+    elif equal:
+        chosen, because = OwnModel.PAIRS, f"as all times of a user are equal in {found.time}"
+    else:
+        chosen, because = OwnModel.NEXT, f"as the file has times ({found.time})"
+    about = "what comes next, trained in rounds"
+    if chosen is OwnModel.PAIRS:
+        about = "what follows what, by sums of pairs; nothing is trained"
+        if not data.ordered:
+            about = "what goes together (EASE), by sums of pairs; nothing is trained"
+    if ties and chosen is OwnModel.NEXT:
+        about += f". {ties:,} lines have the time of the one before, and keep the file's order"
+    return chosen, f"model = {chosen.value}, {because}: {about}"
+
+
+def _said(path: Path, found: Guess, shown: Sequence[str], data: ClientData) -> list[str]:
+    chosen = [f"{part} = {getattr(found, part)}" for part in shown if getattr(found, part)]
+    if found.threshold and "label" in shown:
+        chosen.append(f"a click from {found.threshold:g} on")
+    facts, bad = data.facts, _bad(data)
     lines = [
         f"{path}: {facts['interactions']:,} interactions of {data.clients:,} users with "
         f"{data.sizes['item']:,} items",
@@ -162,10 +261,22 @@ def init(
     user: Annotated[str, typer.Option(help="Of your own file: its column of users.")] = "",
     item: Annotated[str, typer.Option(help="Its column of items.")] = "",
     time: Annotated[str, typer.Option(help="Its column of times.")] = "",
+    time_format: Annotated[
+        str, typer.Option(help="How its times are written, as for strptime.", show_default=False)
+    ] = "",
     label: Annotated[str, typer.Option(help="Its column of labels.")] = "",
+    model: Annotated[
+        str,
+        typer.Option(
+            help="What is learnt of it: next, pairs, or clicks (among items that were shown); "
+            "by default next if it has times, else pairs.",
+            show_default=False,
+        ),
+    ] = "",
 ) -> None:
     """Write a commented plan for TASK to plan.toml, or to --out."""
     from tessera import tasks
+    from tessera.tasks.sequences import sequence_task
 
     if not task:
         typer.echo("tasks:")
@@ -181,14 +292,21 @@ def init(
         raise ConfigError(f"{out} is there already", hint="name another with --out")
     own = None
     if task not in tasks.TASKS and (Path(task).suffix in OWN_FILES or Path(task).is_file()):
-        own = OwnFile.of(Path(task), {"user": user, "item": item, "time": time, "label": label})
+        given = {"user": user, "item": item, "time": time, "label": label}
+        own = OwnFile.of(Path(task), {**given, "time_format": time_format}, model, {})
         for line in own.lines:
             typer.echo(line)
-        task = OwnFile.TASK
-    found = tasks.known(task) if own is None else own.fitted(tasks.known(OwnFile.TASK))
+        task = own.task
+    elif model:
+        raise ConfigError(f"--model {model}: of a file of your own", hint="[task] model says it")
+    found = tasks.known(task)
+    if own is not None:
+        found = replace(found, recommended=own.recommended)
     if not scheme:
         scheme = (schemes.DEFAULT if found.kind.tables else schemes.WITHOUT_TABLES).value
     entry = schemes.named(scheme)
+    if own is not None and own.task == "sequences" and own.recommended.server.optimizer == "sum":
+        found = replace(found, recommended=own.summed(two_servers=entry.two_servers))
     if not found.kind.tables and entry.by_rows and not entry.two_servers:
         raise ConfigError(
             f"--scheme {scheme}: the model of {task} has no tables to choose rows from",
@@ -197,6 +315,8 @@ def init(
         )
     noise = noise_for(dp, scheme, found)
     filled: dict[str, Any] = {} if own is None else dict(own.options)
+    if found.kind.make is sequence_task:
+        filled["part"] = VALIDATION  # the test part is for once: `tessera rank --test`
     private = found.recommended.private if noise is not None and noise.unit == "user" else None
     if private is not None:
         filled |= private.options
@@ -347,9 +467,15 @@ def written(
     if not known.kind.tables and schemes.named(scheme).two_servers:
         update = replace(update, top=FEW, error_feedback=True)
         keys += ["top", "top_by", "error_feedback"]
-    union = UnionPlan(max_rows=cap)
+    union, privacy = UnionPlan(max_rows=cap), PrivacyPlan()
+    answers = ["level", "decoys", "period_rounds", "own_rounds", "budget"]
+    if good.server.optimizer == "sum" and good.rounds > 1:  # who is in two rounds counts twice
+        privacy, answers = PrivacyPlan(one_participation=True), [*answers, "one_participation"]
     few = good.cohort < GROUP_SIZE and schemes.named(scheme).by_rows
     groups = GroupsPlan(size=good.cohort if few else 0)
+    shared = SecurityPlan(
+        graph=GraphKind.SPARSE if good.cohort > MAX_HOLDERS else GraphKind.COMPLETE
+    )
     security = ("threat", "graph", "corrupt", "dropout", "sharing", "indicator")
     return "\n".join(
         [
@@ -359,15 +485,10 @@ def written(
             section("training", training, notes={"examples": work_notes}),
             NO_SERVER if good.shrinkage else section("server", good.server),
             section("update", update, tuple(keys)),
-            section(
-                "privacy",
-                PrivacyPlan(),
-                ("level", "decoys", "period_rounds", "own_rounds", "budget"),
-                notes={"level": LEVEL_NOTES},
-            ),
+            section("privacy", privacy, tuple(answers), notes={"level": LEVEL_NOTES}),
             section("groups", groups, ("size", "age_weight", "period")),
             section("union", union, ("max_rows", "encoding"), notes={"max_rows": notes}),
-            section("security", SecurityPlan(), security),
+            section("security", shared, security),
             section("two_server", TwoServerPlan()),
             NO_NOISE if noise is None else section("dp", noise, dp_keys(noise)),
             section("simulation", SimulationPlan(rounds=good.rounds)),

@@ -203,6 +203,8 @@ def _of_frame(frame: Any, wanted: Sequence[str]) -> Columns:
 
 STOP: Final = "stop"
 SKIP: Final = "skip"
+MOST_BAD: Final = 0.01
+"""Share of a table that "skip" leaves out at most: more is no slip, but a column misread."""
 
 
 @dataclass
@@ -213,6 +215,7 @@ class BadLines:
     good: Mask = field(init=False, repr=False)
     hint: str | None = None
     _reasons: dict[int, str] = field(default_factory=dict, init=False, repr=False)
+    _hinted: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.good = np.ones(len(self.columns), dtype=np.bool_)
@@ -223,7 +226,8 @@ class BadLines:
         if not len(new):
             return
         self.good[new] = False
-        self.hint = self.hint or hint
+        if hint is not None and len(new) > self._hinted:  # what mends most of the lines
+            self.hint, self._hinted = hint, len(new)
         for row in new[:LISTED].tolist():
             self._reasons[row] = reason(row)
 
@@ -245,15 +249,29 @@ class BadLines:
         if not self.count:
             return {}
         unit = self.columns.unit
-        if on_bad == SKIP and self.good.any():
+        if on_bad == SKIP and self.good.any() and not self.too_many:
             return {
                 f"bad {unit}s, left out": self.count,
                 f"the first bad {unit}s": [f"{unit} {at}: {why}" for at, why in self.listed()],
             }
-        hint = self.hint or "a text with the separator in it has to stand in quotes"
-        if self.good.any():
+        hint = self.hint or (
+            "a text with the separator in it has to stand in quotes; separator and encoding say "
+            "how the file is written"
+        )
+        if self.too_many:
+            hint += f"; more than {MOST_BAD:.0%} of a file is never left out"
+        elif self.good.any():
             hint += '; on_bad = "skip" leaves bad lines out, and counts them'
         raise self.refusal(hint)
+
+    @property
+    def too_many(self) -> bool:
+        """Whether so many are bad that leaving them out would leave out a part of the data.
+
+        A few are all listed, however short the table is.
+        """
+        total = len(self.columns) + len(self.columns.odd)
+        return self.count > max(LISTED, MOST_BAD * total)
 
     def refusal(self, hint: str) -> ConfigError:
         """The error that names the bad lines, of which there is one at least."""

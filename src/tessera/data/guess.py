@@ -42,23 +42,30 @@ LIKED: Final = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Columns by their part; `threshold` is 0 where labels are 0 and 1."""
+    """Columns by their part; `threshold` is 0 where labels are 0 and 1.
+
+    `doubt` says which column would be the time by its name, if it could be read.
+    """
 
     user: str
     item: str
     time: str = ""
+    time_format: str = ""
     label: str = ""
     threshold: float = 0.0
     category: str = ""
+    doubt: str = ""
 
     def options(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in self.__slots__ if name != "doubt"}
 
 
 def guess(source: Path | str, given: Mapping[str, str] | None = None) -> Guess:
     """The columns of a file; those `given` are taken as they are."""
     names = columns.names_of(source)
     chosen = {part: name for part, name in (given or {}).items() if name}
+    form = chosen.pop("time_format", "")
+    doubt = ""
     for part, name in chosen.items():
         if name not in names:
             raise ConfigError(
@@ -68,8 +75,13 @@ def guess(source: Path | str, given: Mapping[str, str] | None = None) -> Guess:
     for part, words in NAMES.items():
         if part not in chosen:
             free = [name for name in names if name not in chosen.values()]
-            if (found := _named(free, words)) is not None and _fits(source, part, found):
+            if (found := _named(free, words)) is None:
+                continue
+            wrong = _unfit(source, part, found, form)
+            if wrong is None:
                 chosen[part] = found
+            elif part == "time":
+                doubt = f" that can be read: of {found}, {wrong} (--time-format)"
     for part in ("user", "item"):
         if part not in chosen:
             raise ConfigError(
@@ -77,7 +89,7 @@ def guess(source: Path | str, given: Mapping[str, str] | None = None) -> Guess:
                 hint=f"say so: --{part} COLUMN",
             )
     threshold = _threshold(source, chosen["label"]) if "label" in chosen else 0.0
-    return Guess(**chosen, threshold=threshold)
+    return Guess(**chosen, time_format=form, threshold=threshold, doubt=doubt)
 
 
 def _named(names: Sequence[str], words: Sequence[str]) -> str | None:
@@ -93,17 +105,20 @@ def _named(names: Sequence[str], words: Sequence[str]) -> str | None:
     return None
 
 
-def _fits(source: Path | str, part: str, name: str) -> bool:
-    """Whether most of a column can be read as what it is taken for."""
+def _unfit(source: Path | str, part: str, name: str, form: str) -> str | None:
+    """Why a column is not what it is taken for; None where most of it is."""
     if part not in ("time", "label"):
-        return True
+        return None
     table = columns.read(source, [name])
     bad = BadLines(table)
     if part == "time":
-        values.times(table, name, bad)
+        values.times(table, name, bad, form)
     else:
         values.labels(table, name, bad)
-    return bool(bad.good.mean() > 0.5)
+    if bad.good.mean() > 0.5:
+        return None
+    at, why = bad.listed()[0]
+    return f"{table.unit} {at}: {why}"
 
 
 def _threshold(source: Path | str, name: str) -> float:

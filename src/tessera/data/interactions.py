@@ -16,7 +16,7 @@ becomes of them is decided where people are protected.
 
 What was cold or fell together is counted among the facts. A click is a label of 1, or a value of at
 least `threshold`. Without a label every line is a click, and clients draw negatives beside them
-(`data/negatives.py`).
+(`data/negatives.py`); with `negatives` 0 they draw none, for a softmax over what comes next.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tessera.data.clicks import Ints, Log, check, click_data, with_negatives
 from tessera.data.columns import SKIP, STOP, BadLines, Columns, Mask
 from tessera.data.examples import NONE, ClientData
 from tessera.data.row_names import RowNames
-from tessera.data.sequences import SequenceData, Sequences, sequence_data
+from tessera.data.sequences import TIES, SequenceData, Sequences, sequence_data
 from tessera.data.split import TEST
 from tessera.data.subjects import held_by
 from tessera.data.values import Encoded, encoded
@@ -228,7 +228,7 @@ def read(source: Any, how: Interactions) -> ClientData:
         None,
         None,
     )
-    if how.label is None:
+    if how.label is None and how.negatives:
         sampled = with_negatives(
             log,
             users=len(pairs),
@@ -242,6 +242,8 @@ def read(source: Any, how: Interactions) -> ClientData:
         facts["click"] = (
             f"every interaction; each beside {how.negatives} drawn evenly from {whence}"
         )
+    elif how.label is None:
+        facts["click"] = "every interaction; no others are drawn"
     else:
         rule = "" if how.threshold is None else f" of at least {how.threshold:g}"
         facts["click"] = f"{how.label}{rule or ' is 1'}"
@@ -319,7 +321,7 @@ def read_sequences(source: Any, how: Interactions, *, part: str = TEST) -> Seque
             **({} if dialect is None else {"read as": str(dialect)}),
             "interactions": len(rows),
             "order": "none: the file has no times" if when is None else f"by {how.time}",
-            **({} if when is None else {"lines at the time of the one before": _ties(who, when)}),
+            **({} if when is None else {TIES: _ties(who, when)}),
             **found.facts,
             **about,
         },

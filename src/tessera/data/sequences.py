@@ -30,6 +30,8 @@ Ints = npt.NDArray[np.int64]
 SEEN: Final = "seen"
 """Of a test example the items that are not ranked beside its own, -1 where there are no more."""
 LENGTH: Final = 50
+TIES: Final = "lines at the time of the one before"
+"""Among facts: how many there are. They keep the order of the file."""
 _AT_ONCE: Final = 1 << 18  # histories are gathered in pieces, so their indices stay small
 
 

@@ -287,8 +287,9 @@ def _numpy(column: Any, absent: Any) -> npt.NDArray[Any]:
 def times(columns: Columns, name: str, bad: BadLines, form: str = "") -> npt.NDArray[Any]:
     """Times that can be ordered: seconds, or microseconds of dates, from 1990 to 2100.
 
-    A zone that is missing is UTC. Lines may have different forms (`FORMS`, or day, month and year
-    with dots or slashes), unless `form` says how all are written.
+    Numbers are seconds since 1970, or thousandths, millionths or billionths of them. A zone that is
+    missing is UTC. Lines may have different forms (`FORMS`, or day, month and year with dots or
+    slashes), unless `form` says how all are written.
     """
     pa = delimited.load()
     column, types = columns.table.column(name), pa.arrow.types
@@ -305,6 +306,7 @@ def times(columns: Columns, name: str, bad: BadLines, form: str = "") -> npt.NDA
             ~np.isfinite(found),
             lambda row: f"{name!r} is not a time: {quoted(columns, name, row)}",
         )
+        found = _in_seconds(found)
         return _in_range(columns, name, found, found, bad)
     try:
         text = column
@@ -366,8 +368,8 @@ def _in_several_forms(
     bad.add(
         ~np.isfinite(found),
         lambda row: f"{name!r} is not a time: {quoted(columns, name, row)}",
-        hint="dates such as 2024-08-23 or 23/08/2024, or seconds since 1970; time_format says "
-        "how others are written",
+        hint="dates such as 2024-08-23 or 23/08/2024, or seconds or milliseconds since 1970; "
+        "time_format says how others are written",
     )
     return np.asarray(_in_range(columns, name, found, found, bad))
 
@@ -441,7 +443,7 @@ def _checked(
 def _cast(text: Any, form: str) -> Floats:
     pa = delimited.load()
     if form == "seconds since 1970":
-        return np.asarray(_numpy(text.cast(pa.arrow.float64()), math.nan))
+        return _in_seconds(np.asarray(_numpy(text.cast(pa.arrow.float64()), math.nan)))
     zone = "UTC" if form == "dates with a zone" else None
     micro = text.cast(pa.arrow.timestamp("us", zone)).cast(pa.arrow.int64())
     return np.asarray(_numpy(micro, -1).astype(np.float64))
@@ -449,7 +451,7 @@ def _cast(text: Any, form: str) -> Floats:
 
 def _moment(text: str, form: str) -> float:
     if form == "seconds since 1970":
-        return float(text)
+        return float(_in_seconds(np.array([float(text)]))[0])
     try:
         moment = datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", text))
     except ValueError:
@@ -462,14 +464,19 @@ def _in_range(
 ) -> npt.NDArray[Any]:
     with np.errstate(invalid="ignore"):
         outside = ~((seconds >= EARLIEST) & (seconds < LATEST))
-    middle = float(np.median(seconds[outside & bad.good])) if (outside & bad.good).any() else 0.0
-    hint = "times are dates, or seconds since 1970; without a time the lines count as in order"
-    for unit, factor in (("milliseconds", 1e3), ("microseconds", 1e6), ("nanoseconds", 1e9)):
-        if EARLIEST <= middle / factor < LATEST:
-            hint = f"these look like {unit}: divide them by {factor:,.0f}"
     bad.add(
         outside,
         lambda row: f"{name!r} is not from 1990 to 2100: {quoted(columns, name, row)}",
-        hint=hint,
+        hint="times are dates, or seconds, milliseconds, microseconds or nanoseconds since 1970; "
+        "time_format says how others are written, and without a time there is no order",
     )
     return found
+
+
+def _in_seconds(found: Floats) -> Floats:
+    """Numbers since 1970 as seconds, each by its own unit: the years here fit one of them only."""
+    with np.errstate(invalid="ignore"):
+        for factor in (1e3, 1e6, 1e9):
+            fits = (found / factor >= EARLIEST) & (found / factor < LATEST)
+            found = np.where(fits, found / factor, found)
+    return np.asarray(found, dtype=np.float64)

@@ -139,6 +139,7 @@ def _next(
     if not 0.0 <= power <= 1.0:
         raise ConfigError(f"task {data.name!r}: power = {power}", hint="0 (evenly) to 1")
     times = np.bincount(data.events.item, minlength=items).astype(np.float64)
+    longest = -(-(int(data.events.counts.max(initial=0)) + negatives) // 16) * 16
     architecture = {
         "name": "lags",
         "items": items,
@@ -161,7 +162,7 @@ def _next(
             union_negatives=min(in_union, negatives),
         ),
         metric=metric,
-        recommended=recommended,
+        recommended=replace(recommended, max_rows=max(recommended.max_rows, longest)),
         architecture=architecture,
     )
 

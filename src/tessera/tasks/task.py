@@ -61,7 +61,8 @@ def try_out(
         raise ConfigError(
             f"a softmax over table {softmax.root!r} takes what was clicked as the next one, and "
             "some examples are labelled 0 or were drawn",
-            hint='give it clicks alone: tasks.from_frame(..., model="next") makes such data',
+            hint='give it clicks alone: tasks.from_frame(..., model="next") makes such data, and '
+            "so does negatives = 0",
         )
     if softmax is not None:
         held = len(ids[softmax.root])
