@@ -12,6 +12,7 @@ from tessera.data.examples import Examples
 from tessera.data.sequences import SEEN, Sequences
 from tessera.errors import ConfigError
 from tessera.learning.models.pairs import TABLE, PairModel, Pairs, largest
+from tessera.learning.scores import SummedModel
 from tessera.learning.tables.spec import TableSpec, Zeros
 from tessera.learning.tables.table import LazyTable
 
@@ -92,8 +93,9 @@ def test_a_pair_with_too_few_holders_is_not_published():
         table.put(ids, table.values(ids) + values, np.ones(len(ids), np.int64))
     latest = np.array([[0, -1]])
     some = Examples({"history": latest, SEEN: latest})
-    everything = PairModel(pairs, 1).solved({TABLE: table})(some)[0]
-    published = PairModel(pairs, 2).solved({TABLE: table})(some)[0]
+    summed = SummedModel(np.zeros(0, np.float32), {TABLE: table})
+    everything = PairModel(pairs, 1).solved(summed)(some)[0]
+    published = PairModel(pairs, 2).solved(summed)(some)[0]
     assert everything[1] > everything[2] > 0
     assert published[1] > 0 and published[2] == 0
 

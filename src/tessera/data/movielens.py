@@ -22,7 +22,7 @@ import numpy as np
 from tessera.data import published, values
 from tessera.data.clicks import Ints, Log, check, click_data, numbered
 from tessera.data.delimited import Dialect
-from tessera.data.examples import ClientData
+from tessera.data.examples import NONE, ClientData
 from tessera.data.ratings import (
     TEST_SHARE,
     Attributes,
@@ -33,7 +33,7 @@ from tessera.data.ratings import (
     standardised,
 )
 from tessera.data.row_names import RowNames
-from tessera.data.sequences import LENGTH, SequenceData, Sequences, sequence_data
+from tessera.data.sequences import LENGTH, SequenceData, Sequences, one_of, sequence_data
 from tessera.data.split import TEST
 from tessera.data.subjects import at_clients, held_by
 from tessera.data.tags import Tagging, tag_attributes
@@ -47,6 +47,8 @@ _OCCUPATIONS_1M: Final = 21
 _UNDER_18, _ABOUT = 1, 16  # 1M gives the first year of an age group, and 1 for the youngest
 _AGE_MIDDLE, _AGE_SPREAD = 34.0, 12.0
 
+_PERIODS: Final = (1930, 1940, *range(1950, 1971, 5), *range(1973, 1983, 3), *range(1984, 2001))
+"""First years of release of the periods in which films are counted; one before all of them."""
 _YEAR: Final = re.compile(r"[-(](\d{4})\)?\s*$")
 
 GENRES: Final = tuple(
@@ -146,6 +148,17 @@ class Movies:
         has = [_genres(words) for words in self.genres]
         columns = {genre: np.array([float(genre in own) for own in has]) for genre in GENRES}
         return {**columns, "year": standardised(self.years)}
+
+    def classes(self) -> dict[str, Floats]:
+        """The year of release, single years where there are many films, and the genres in shares:
+        what a transition between films is counted by."""
+        years = np.searchsorted(_PERIODS, self.years, side="right")
+        has = [_genres(words) for words in self.genres]
+        genres = np.array([[float(genre in own) for genre in GENRES] for own in has])
+        return {
+            "year": one_of(np.where(np.isnan(self.years), NONE, years)),
+            "genre": genres / np.maximum(genres.sum(axis=1, keepdims=True), 1.0),
+        }
 
 
 def movielens_1m(
@@ -297,6 +310,7 @@ def _sequences(
         part=part,
         ids={"user": RowNames.of(clients), "item": RowNames.of(movies.ids)},
         titles=movies.titles,
+        attributes=movies.classes(),
         facts={
             "source": f"{layout.source.title}, {layout.source.publisher}",
             "event": "a rating, whatever it is",

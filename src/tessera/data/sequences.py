@@ -82,11 +82,21 @@ class Sequences:
 class SequenceData(ClientData):
     """Examples of what came next; `events` are the items of the training part.
 
-    Where there are no times they are not `ordered`, and "next" means "as well".
+    Where there are no times they are not `ordered`, and "next" means "as well". `attributes` are
+    public ones of items: of each (items, classes), a row of which adds up to 1, or is zeros.
     """
 
     events: Sequences = field(repr=False)
     ordered: bool = True
+    attributes: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict, repr=False)
+
+
+def one_of(classes: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """An attribute of which every item has one class, numbered from 0; -1: none."""
+    found = np.zeros((len(classes), int(classes.max(initial=-1)) + 1))
+    there = np.flatnonzero(classes >= 0)
+    found[there, classes[there]] = 1.0
+    return found
 
 
 def sequence_data(
@@ -99,6 +109,7 @@ def sequence_data(
     ordered: bool = True,
     ids: Mapping[str, RowNames] | None = None,
     titles: Sequence[str] = (),
+    attributes: Mapping[str, npt.NDArray[np.float64]] | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> SequenceData:
     """The examples of everybody's items; a history has the latest `length`."""
@@ -131,6 +142,7 @@ def sequence_data(
         sizes={"user": events.users, "item": items},
         ids=ids or {},
         titles=titles,
+        attributes=attributes or {},
         facts={
             **(facts or {}),
             "users": events.users,

@@ -14,6 +14,7 @@ from tessera.learning.models.factorization import Factorization
 from tessera.learning.models.features import FeatureModel
 from tessera.learning.models.lags import LagModel
 from tessera.learning.models.next_word import NextWord
+from tessera.learning.models.noisy_pairs import NoisyPairTable
 from tessera.learning.models.pairs import PairTable
 from tessera.learning.models.refitted import Refitted
 
@@ -27,6 +28,7 @@ KINDS: Final[Mapping[str, Callable[..., nn.Module]]] = {
     "next-word": NextWord,
     "lags": LagModel,
     "pairs": PairTable,
+    "noisy-pairs": NoisyPairTable,
 }
 
 

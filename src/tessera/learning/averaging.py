@@ -10,7 +10,7 @@ Optimization*, ICLR 2021, Alg. 2):
     adaptive    m = momentum * m + (1 - momentum) * mean
                 v = beta2 * v + (1 - beta2) * mean^2;  x += rate * m / (sqrt(v) + epsilon)
     adam        likewise, with m / (1 - momentum^t) and v / (1 - beta2^t) at a row's t-th step
-    sum         x += mean * count: what clients sent, added up
+    sum         x += mean * count: what clients sent, added up; under noise only what is over it
 
 With noise counts are not known; where the rows' `Popularity` is, sums are divided by it.
 
@@ -103,6 +103,11 @@ class ServerStep:
     """Added to the root of that average."""
     shrinkage: float = 0.0
     """A penalty on every row, as of this many examples that want it at zero."""
+    threshold: float = 0.0
+    """Of "sum" under noise: deviations that a row's sum must be above; others are not merged.
+
+    It is applied to noisy sums, and is not to be chosen by them. 0: all rows are merged.
+    """
     decay: float = 1.0
     """Factor on the rate, per round."""
 
@@ -117,7 +122,7 @@ class ServerStep:
                 f"server: schedule = {self.schedule!r}",
                 hint=f"it takes {', '.join(get_args(Schedule))}",
             )
-        for own in ("dense_rate", "schedule_rounds"):
+        for own in ("dense_rate", "schedule_rounds", "threshold"):
             if not 0 <= getattr(self, own) < float("inf"):
                 raise ConfigError(f"server: {own} = {getattr(self, own)}", hint="0 or more")
         for name in ("rate", "epsilon", "decay"):
@@ -181,9 +186,12 @@ class Averaging:
         dense_size: int,
         tables: Mapping[str, StoredTable],
         divide: Divide | None = None,
+        deviation: float = 0.0,
     ) -> None:
-        """`divide` gives what rows' sums are divided by, where that is not their counts."""
+        """`divide` gives what rows' sums are divided by, where that is not their counts;
+        `deviation` is that of the noise on a sum, for the step's threshold."""
         self.step, self.divide = step, divide
+        self.least = step.threshold * deviation
         self._tables = dict(tables)
         kinds = STATES[step.optimizer]
         self._state: dict[str, tuple[StoredTable, ...]] = {
@@ -231,8 +239,10 @@ class Averaging:
         dense_mean: npt.NDArray[np.floating[Any]] | None,
         means: Mapping[str, TableMean],
         round_id: int = 0,
+        weight: int = 1,
     ) -> Floats:
-        """Step the tables in place, and give the dense part after its step.
+        """Step the tables in place, and give the dense part after its step; `weight` is what its
+        mean was divided by.
 
         Rows with count 0 and tables without a mean stay as they are, remembered state included; so
         does the dense part without a mean, when nobody's examples stand behind it. A step that
@@ -244,6 +254,8 @@ class Averaging:
             stepped = dense.copy()
             dense_state: tuple[Floats, ...] | None = None
             if dense_mean is not None:
+                if self.step.optimizer == "sum":
+                    dense_mean = dense_mean * weight
                 before = tuple(self._dense_state.values())
                 rate = self.step.rate_in(round_id, dense=True)
                 delta, dense_state = self.step.delta(dense_mean.astype(np.float32), before, rate)
@@ -264,6 +276,8 @@ class Averaging:
     ) -> tuple[Ids, list[tuple[StoredTable, Floats]]]:
         """The rows with a positive count, and what they and their state are to be."""
         kept = mean.counts > 0
+        if self.least:
+            kept &= (mean.mean * mean.counts[:, None]).max(axis=1, initial=-np.inf) > self.least
         ids = mean.ids[kept]
         states, values = self._state[table.name], table.values(ids)
         means = mean.mean[kept].astype(np.float32)

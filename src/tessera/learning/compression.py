@@ -25,6 +25,10 @@ from tessera.errors import ConfigError, MisuseError
 Floats = npt.NDArray[np.floating[Any]]
 
 
+LEVELS: Final = 2**15
+"""Values to which numbers are rounded, unless a plan says otherwise."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantizer:
     """`levels` values from -clip to clip, and counts up to `max_count`, in one ring."""

@@ -18,6 +18,7 @@ from tessera.errors import MisuseError
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.softmax import ranked
 from tessera.learning.tables.submodel import Floats, Ids
+from tessera.learning.tables.table import StoredTable
 from tessera.learning.training.jobs import tensor
 
 AT_ONCE: Final = 1 << 24
@@ -26,6 +27,15 @@ AT_ONCE: Final = 1 << 24
 
 ItemScores: TypeAlias = Callable[[Examples], npt.NDArray[Any]]
 """Examples with a history -> a score for every item, (N, m)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SummedModel:
+    """What clients' sums have come to; `deviation` is that of the noise on each number of them."""
+
+    dense: Floats = field(repr=False)
+    tables: Mapping[str, StoredTable] = field(repr=False)
+    deviation: float = 0.0
 
 
 class RowSource(Protocol):

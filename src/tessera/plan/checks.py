@@ -398,6 +398,8 @@ def _check_listed(plan: Plan, dp: DPPlan) -> None:
     if plan.scheme is not Scheme.SECURE_SUBMODEL:
         everywhere = dp.rows in (NoisyRows.ALL, NoisyRows.SELECTED)
         whole = everywhere and plan.scheme is not Scheme.SUBMODEL
+        # A trusted server is told rows by name, and adds noise to all there are.
+        whole |= dp.rows is NoisyRows.ALL and dp.trust is Trust.SERVER
         if not whole:
             raise ConfigError(
                 f"[dp] rows = {dp.rows.value!r} with scheme = {plan.scheme.value!r}",

@@ -22,6 +22,7 @@ from tessera.errors import ConfigError
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.compression import TopBy, shapes_text
+from tessera.learning.models.noisy_pairs import threshold_for
 from tessera.learning.training.row_cut import aimed_at
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan.dp import SETUP_SHARE, DPPlan, NoisyRows, trained_with
@@ -36,7 +37,7 @@ from tessera.plan.sections import (
     UpdatePlan,
 )
 from tessera.plan.toml import toml_value
-from tessera.privacy.dp.guarantee import Unit
+from tessera.privacy.dp.guarantee import Trust, Unit
 from tessera.tasks.task import Recommended, Task
 
 
@@ -118,6 +119,16 @@ class TaskFacts:
         return None if (plan.training or settings.training).examples else usual_work(self.task)
 
     @property
+    def threshold(self) -> float | None:
+        """Where sums of a task have noise."""
+        dp = self.plan.dp
+        return None if dp is None or self.task.solve is None else threshold_for(dp.epsilon)
+
+    @property
+    def fine_levels(self) -> int | None:
+        return None if self.plan.dp is None or self.task.solve is None else FINE
+
+    @property
     def noisy_clip(self) -> float | None:
         dp = self.plan.dp
         return None if dp is None else max(1.0, dp.clip)
@@ -137,6 +148,8 @@ class TaskFacts:
         return SETUP_SHARE
 
 
+FINE: Final = 2**18
+"""Levels with which 30 million words lengthen a vector by less than a thousandth."""
 USUAL: Final = 0.95
 """The share of clients that train on all they have, under a cap that a task gives."""
 
@@ -203,6 +216,14 @@ def _no_schedule(plan: Plan) -> bool:
     return step is not None and step.schedule == "linear" and not step.schedule_rounds
 
 
+def _no_threshold(plan: Plan) -> bool:
+    return plan.server is None or not plan.server.threshold
+
+
+def _no_levels(plan: Plan) -> bool:
+    return plan.update.levels == UpdatePlan().levels
+
+
 def _no_clip(plan: Plan) -> bool:
     return not plan.update.clip
 
@@ -240,10 +261,22 @@ DEFAULTS: Final = (
     Default("server", _no_server, lambda f: f.on_updates and f.on_updates.server, ON_UPDATES),
     Default("server", _no_server, lambda f: f.recommended.server, GOOD),
     Default(
+        "server.threshold",
+        _no_threshold,
+        lambda f: f.threshold,
+        "cells of sums that are not over their noise are left out; by the budget alone",
+    ),
+    Default(
         "server.schedule_rounds",
         _no_schedule,
         lambda f: f.plan.simulation.rounds,
         "a linear schedule falls over the rounds of the run",
+    ),
+    Default(
+        "update.levels",
+        _no_levels,
+        lambda f: f.fine_levels,
+        "rounding of millions of words would lengthen a client's vector, and the noise with it",
     ),
     Default("update.clip", _no_clip, lambda f: f.noisy_clip, BARE),
     Default("update.clip", _no_clip, lambda f: f.good.clip, GOOD),
@@ -404,10 +437,18 @@ def check_weights(bound: BoundModel) -> None:
 
 
 def check_sums(plan: Plan, task: Task) -> None:
-    """Refuse what would not add up: every client is in the sums once, and they have no noise."""
+    """Refuse what would not add up, every client being in the sums once, and sums of vectors that
+    are made for noise without it."""
     said = f"task {task.name!r}, whose clients send sums"
     if plan.dp is not None:
-        raise ConfigError(f"[dp] with {said}: their noise is not built", hint="leave [dp] out")
+        check_noisy_sums(plan, plan.dp, task, said)
+    elif task.recommended.noisy_only:
+        raise ConfigError(
+            f"{said} of pairs, without [dp]: most pairs have one holder, and who knows an item of "
+            "a history can follow it from pair to pair in exact sums",
+            hint='[dp] unit = "user", epsilon = 10 and trust = "each" with scheme = "two-server"; '
+            "or exact_pairs = true in [task] if the server may have them",
+        )
     if plan.scheme not in (Scheme.SUBMODEL, Scheme.SECURE_SUBMODEL, Scheme.TWO_SERVER):
         raise ConfigError(
             f"scheme = {plan.scheme.value!r} with {said} by the row",
@@ -420,6 +461,42 @@ def check_sums(plan: Plan, task: Task) -> None:
             f"{plan.simulation.rounds} rounds with {said}: who is in two of them counts twice",
             hint=f"rounds = 1 and cohort = {task.data.clients}, or one_participation = true in "
             "[privacy]",
+        )
+
+
+def check_noisy_sums(plan: Plan, dp: DPPlan, task: Task, said: str) -> None:
+    """Refuse noise that would not cover which rows are written, or exact vectors."""
+    if not task.recommended.noisy_only:
+        raise ConfigError(
+            f"[dp] with {said} exactly: their vectors have no bound",
+            hint="leave exact_pairs out of [task], or [dp] out of the plan",
+        )
+    if dp.unit is not Unit.USER:
+        raise ConfigError(
+            f"[dp] unit = {dp.unit.value!r} with {said}: a client's vector is clipped as a whole",
+            hint='use unit = "user"',
+        )
+    whole = dp.trust is not Trust.LOCAL and dp.rows is NoisyRows.ALL
+    if plan.scheme is Scheme.TWO_SERVER:
+        whole = dp.trust is Trust.EACH
+    if not whole:
+        raise ConfigError(
+            f"[dp] trust = {dp.trust.value!r} and rows = {dp.rows.value!r} with scheme = "
+            f"{plan.scheme.value!r} and {said}: which cells are written says which pairs exist",
+            hint='trust = "each" with scheme = "two-server", or trust = "server" and rows = "all" '
+            'with scheme = "submodel"',
+        )
+    if plan.simulation.rounds > 1:
+        raise ConfigError(
+            f"[dp] in {plan.simulation.rounds} rounds with {said}: each has noise of its own on "
+            "every cell",
+            hint=f"rounds = 1 and cohort = {task.data.clients}",
+        )
+    if dp.clip != 1.0 or dp.counts:
+        raise ConfigError(
+            f"[dp] clip = {dp.clip:g} and counts = {dp.counts:g} with {said}: their vectors have "
+            "length 1, and no counts",
+            hint="leave both out",
         )
 
 

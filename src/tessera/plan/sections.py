@@ -17,7 +17,7 @@ import numpy as np
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.learning.averaging import Average, ServerStep
-from tessera.learning.compression import TopBy, shapes_of
+from tessera.learning.compression import LEVELS, TopBy, shapes_of
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan.dp import DPPlan
 from tessera.privacy.index.response import IndexPrivacy, Perturbation
@@ -411,7 +411,7 @@ class UnionPlan:
 class UpdatePlan:
     """How updates are clipped and rounded before they are summed."""
 
-    levels: int = 2**15
+    levels: int = LEVELS
     """Values to which clipped numbers are rounded, unbiased."""
     clip: float = 0.0
     """Clips a row's delta times the examples that involve it to [-clip, clip].

@@ -28,11 +28,11 @@ from tessera.crypto.noise import DEVIATION, Gaussian, add_noise, dense_noise, ro
 from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError
-from tessera.ids import SERVER, ClientId, Party, RoundId
+from tessera.ids import SERVER, ClientId, Party, RoundId, TableId
 from tessera.learning.averaging import TableMean
 from tessera.learning.compression import Quantizer, signed
 from tessera.learning.tables.submodel import Ids, ModelUpdate
-from tessera.plan import Plan, Trust
+from tessera.plan import NoisyRows, Plan, Trust
 from tessera.plan.noisy_vector import NoisyVector
 from tessera.privacy.dp.accounting import epsilon as epsilon_of
 from tessera.privacy.dp.guarantee import Adjacency, Guarantee, json_number
@@ -43,7 +43,7 @@ from tessera.privacy.dp.noise_setting import (
     SummedVector,
 )
 from tessera.privacy.dp.subjects import Printed, PrintedNoise
-from tessera.protocols.secagg.phases import StageSum
+from tessera.protocols.secagg.phases import StageSum, TableSum
 from tessera.rounds.clipped_vector import (
     ClippedBounds,
     SumBounds,
@@ -56,7 +56,7 @@ from tessera.rounds.clipped_vector import (
 if TYPE_CHECKING:
     from tessera.rounds.words import RoundResult
 
-from tessera.rounds.noise_account import AddedNoise, Noise, Values
+from tessera.rounds.noise_account import AddedNoise, Figure, Noise, Values
 
 SIZES: Final = (1, 2, 4, 8)
 """Records of one person in a batch, for which the noise of a paper's algorithm is shown."""
@@ -171,23 +171,48 @@ class ServerNoise(NoiseOnSums):
     by, honest = "the server", "the server"
     servers = 1
 
+    @property
+    def opens_all(self) -> bool:
+        """Clients name their rows to this server alone, and it adds noise to all there are."""
+        return self.plan.by_rows and self.dp.rows is NoisyRows.ALL
+
+    def covers(self, figure: Figure) -> bool:
+        """What is as long as what a client names says how much that is."""
+        return super().covers(figure) and not (self.opens_all and figure is Figure.ROWS)
+
     def on_sum(self, total: StageSum, secret: Secret, round_id: RoundId) -> StageSum:
         def noisy(words: Words, part: str) -> Words:
             stream = noise_stream(secret, round_id, SERVER, part)
             return add_noise(self.plan.ring, self.vector.deviation, words, stream)
 
+        summed = self._whole(total) if self.opens_all else total.tables
         tables = {
             table: replace(part, words=noisy(part.words, f"table {int(table)}"))
-            for table, part in total.tables.items()
+            for table, part in summed.items()
         }
         return replace(total, dense=noisy(total.dense, "dense"), tables=tables)
+
+    def _whole(self, total: StageSum) -> dict[TableId, TableSum]:
+        """Every table with all its rows, zeros where nobody wrote, and without who named them."""
+        found = {}
+        for t in self.plan.tables:
+            table = self.plan.table_id(t.name)
+            words = self.plan.ring.zeros((t.rows, t.width + 1))
+            if table in total.tables:
+                words[total.tables[table].rows] = total.tables[table].words
+            rows = np.arange(t.rows, dtype=np.uint64)
+            found[table] = TableSum(rows=rows, words=words, members={}, below_quorum=0)
+        return found
 
 
 class ShareNoise(NoiseOnSums):
     """Every client adds a share of it, before its masks: enough of them have to be honest."""
 
     by, honest = "clients in shares", "a number of clients"
-    opens_all = True
+
+    @property
+    def opens_all(self) -> bool:
+        return True
 
     def share_stream(self, root: Entropy, round_id: RoundId, client: Party) -> Stream | None:
         return noise_stream(root.secret(Label.SUM_NOISE), round_id, client, "whole")
@@ -218,8 +243,11 @@ class EachServerNoise(NoiseOnSums):
     """Each of two servers adds the whole of it, to its share: one of them has to be honest."""
 
     by, honest = "each server", "one of two servers"
-    opens_all = True
     servers = 2
+
+    @property
+    def opens_all(self) -> bool:
+        return True
 
     @cached_property
     def server_deviation(self) -> float:

@@ -125,6 +125,11 @@ class Noise:
         return 0.0
 
     @property
+    def on_a_sum(self) -> float:
+        """Deviation of all noise on each number of a round's sum."""
+        return 0.0
+
+    @property
     def selects_rows(self) -> bool:
         """Whether rows are selected by their popularity before the first round."""
         return False
@@ -375,8 +380,6 @@ UNITS: Final = {
 class AddedNoise(Noise):
     """Of a plan with [dp]: a budget per unit, for which somebody adds noise to what is clipped."""
 
-    opens_all: bool = False
-    """Whether every row of a table opens, written or not."""
     servers: int = 0
     """That add the whole of it to a sum."""
 
@@ -384,6 +387,15 @@ class AddedNoise(Noise):
     def dp(self) -> DPPlan:
         assert self.plan.dp is not None
         return self.plan.dp
+
+    @property
+    def opens_all(self) -> bool:
+        """Whether every row of a table opens, written or not."""
+        return False
+
+    @property
+    def on_a_sum(self) -> float:
+        return self.in_the_sum * self.dp.clip
 
     @property
     def only_simulated(self) -> str:

@@ -44,14 +44,22 @@ class ServerModel:
         is the digest of public counts by which clients draw negatives."""
         self.counts = counts
         self.dense, self.tables, self.derived = dense, tables, dict(derived or {})
-        divide = noise_of(plan).divisors(popularity)
-        self.averaging = Averaging(plan.server_step, plan.model.dense, tables, divide)
+        noise = noise_of(plan)
+        self.averaging = Averaging(
+            plan.server_step,
+            plan.model.dense,
+            tables,
+            noise.divisors(popularity),
+            noise.on_a_sum,
+        )
 
     def step(self, result: RoundResult, round_id: RoundId) -> None:
         """Step by the means of a round."""
         # Without any examples there is no mean, and momentum does not advance either.
         mean = result.dense if result.weight else None
-        self.dense = self.averaging.apply(self.dense, mean, result.tables, int(round_id))
+        self.dense = self.averaging.apply(
+            self.dense, mean, result.tables, int(round_id), result.weight
+        )
 
     def copy(self) -> ServerModel:
         """The same model as another server has it: nothing of it is shared but public maps."""

@@ -24,7 +24,7 @@ from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.rankers import ranks
-from tessera.learning.scores import ItemScores, RowSource, evaluate
+from tessera.learning.scores import ItemScores, RowSource, SummedModel, evaluate
 from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
 from tessera.privacy.dp.events import THE_METRICS
@@ -45,15 +45,19 @@ WHOLE = 1 << 20
 class Evaluation:
     """ItemScores of the current model over held-out examples."""
 
-    def __init__(self, task: Task, module: nn.Module, bound: BoundModel) -> None:
+    def __init__(
+        self, task: Task, module: nn.Module, bound: BoundModel, deviation: float = 0.0
+    ) -> None:
+        """`deviation` is that of the noise on sums, where the task solves them."""
         self._task, self._module, self._bound = task, module, bound
+        self._deviation = deviation
 
     def scores(
         self, dense: Floats, tables: Mapping[str, StoredTable], examples: Examples
     ) -> Floats:
         """Logits of these examples, each client's with its own local rows; ranks of a softmax."""
         if self._task.solve is not None:
-            found = ranks(self._task.solve(tables), examples)
+            found = ranks(self._task.solve(SummedModel(dense, tables, self._deviation)), examples)
             return np.stack([found, np.zeros(len(found))], axis=1).astype(np.float32)
         parameters = self._parameters(dense, tables)
         return evaluate(self._module, self._bound, parameters, examples)
@@ -61,7 +65,7 @@ class Evaluation:
     def of_all_items(self, dense: Floats, tables: Mapping[str, StoredTable]) -> ItemScores:
         """ItemScores of every item: those of a softmax, or what the task solves."""
         if self._task.solve is not None:
-            return self._task.solve(tables)
+            return self._task.solve(SummedModel(dense, tables, self._deviation))
         parameters = self._parameters(dense, tables)
         return lambda some: evaluate(self._module, self._bound, parameters, some, rank=False)
 

@@ -191,7 +191,7 @@ class Training:
                 self.local[t.name] = OwnRows(self.bound, t.name, task.data, self.clients.secret_of)
             else:
                 self.tables[t.name] = self.bound.table(t.name, seed=plan.seed)
-        self.evaluation = Evaluation(task, self.module, self.bound)
+        self.evaluation = Evaluation(task, self.module, self.bound, noise_of(plan).on_a_sum)
         selecting = partial(on_setup, "selecting rows") if on_setup is not None else None
         self.popularity = select_rows(
             task.data,

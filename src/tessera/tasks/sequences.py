@@ -20,8 +20,10 @@ from tessera.errors import ConfigError
 from tessera.learning.architecture import build
 from tessera.learning.averaging import ServerStep
 from tessera.learning.bound_model import Table
+from tessera.learning.compression import LEVELS
 from tessera.learning.metrics import NextMetric
 from tessera.learning.models.lags import BIASES, ITEMS
+from tessera.learning.models.noisy_pairs import NoisyPairs, VectorCounter
 from tessera.learning.models.pairs import CELL, WEIGHT, PairCounter, PairModel, Pairs
 from tessera.learning.module_tables import Tables
 from tessera.learning.softmax import SampledSoftmax
@@ -73,8 +75,9 @@ def sequence_task(
     Of "next": `negatives` are drawn from counts to the `power` (0: evenly). In fixed groups
     `candidates` are the rows of the union, with `union_negatives` of each member (0: 30, or 60 of
     less than 2,000 items), or a client's "own" negatives alone, as outside of groups. Of "pairs":
-    `tau`, `penalty` and `min_holders` as in `learning/models/pairs.py`. "next+pairs" trains the one
-    and sums up the other, and mixes their scores (`runs/standing.py`).
+    `tau`, `penalty` and `min_holders` as in `learning/models/pairs.py` where their sums may be
+    exact; else they have noise per user (`learning/models/noisy_pairs.py`). "next+pairs" trains the
+    one and sums up the other, and mixes their scores (`runs/standing.py`).
     """
     if not isinstance(data, SequenceData):
         raise ConfigError(f"task {data.name!r}: the data has no sequences")
@@ -83,13 +86,21 @@ def sequence_task(
     metric = NextMetric(rows=data.sizes["item"], target="item", sequence="history")
     pairs = Pairs(items=data.sizes["item"], tau=tau if data.ordered else 0.0, penalty=penalty)
     if model == "pairs":
-        return _pairs(data, title, metric, pairs, min_holders, exact_pairs)
+        if not exact_pairs:
+            return _noisy_pairs(data, title, metric)
+        return _pairs(data, title, metric, pairs, min_holders)
     drawn = negatives, _in_union(candidates, union_negatives, data.sizes["item"])
     if model == "next":
         return _next(data, title, recommended, metric, width, drawn, power)
+    if not exact_pairs:
+        raise ConfigError(
+            f"task {data.name!r}, model = {model!r}: the exact sums of pairs go to the server, and "
+            "who knows an item of a history can follow it from pair to pair",
+            hint='exact_pairs = true if that is acceptable, or model = "next"',
+        )
     rest, held = with_held(data, HELD)
     trained = _next(rest, title, recommended, metric, width, drawn, power)
-    summed = _pairs(rest, f"{title}, pairs", metric, pairs, min_holders, exact_pairs)
+    summed = _pairs(rest, f"{title}, pairs", metric, pairs, min_holders)
     return replace(
         trained,
         data=replace(rest, facts=summed.data.facts),
@@ -173,29 +184,21 @@ def _pairs(
     metric: NextMetric,
     pairs: Pairs,
     min_holders: int,
-    exact_pairs: bool,
 ) -> Task:
     user, cell, weight = pairs.counts(data.events)
     counts = np.bincount(user, minlength=data.clients).astype(np.int64)
     _, holders = np.unique(cell, return_counts=True)
     alone = f"{100 * np.mean(holders == 1):.0f} %"
-    if not exact_pairs:
-        raise ConfigError(
-            f'task {data.name!r}, model = "pairs": the exact sums of pairs go to the server, and '
-            f"{alone} of the pairs have one holder: who knows an item of a history can follow it "
-            "from pair to pair",
-            hint='exact_pairs = true if that is acceptable, or model = "next"',
-        )
     if min_holders < 1:
         raise ConfigError(f"task: min_holders = {min_holders}", hint="1 or more")
-    most = float(weight.max(initial=1.0))
+    step, clip = _whole_steps(float(weight.max(initial=1.0)))
     rounds = -(-data.clients // MOST_TOGETHER)
     return Task(
         name=data.name,
         title=title,
         data=replace(
             data,
-            train=Examples({CELL: cell, WEIGHT: weight.astype(np.float32)}),
+            train=Examples({CELL: cell, WEIGHT: (np.rint(weight / step) * step).astype("f4")}),
             offsets=offsets(counts),
             facts={
                 **data.facts,
@@ -213,12 +216,57 @@ def _pairs(
         solve=PairModel(pairs, min_holders).solved,
         recommended=replace(
             _SUMMED,
-            clip=float(2 ** np.ceil(np.log2(most))),  # a power of two: whole numbers stay whole
+            clip=clip,
             max_rows=int(counts.max()),
             rounds=rounds,
             cohort=data.clients // rounds,
         ),
         architecture={"name": "pairs"},
+    )
+
+
+def _whole_steps(most: float) -> tuple[float, float]:
+    """A power of two that weights up to this are multiples of, and the clip that makes it one level
+    of the quantiser: then nothing is rounded by coins, and all schemes have the same sums."""
+    top = (LEVELS - 1) // 2
+    step = 2.0 ** -np.floor(np.log2(top / most))
+    return float(step), float(step * top)
+
+
+def _noisy_pairs(data: SequenceData, title: str, metric: NextMetric) -> Task:
+    """Sums that are for noise per user: one vector of length 1 of each client, in one round."""
+    pairs = NoisyPairs(data.sizes["item"], data.attributes, data.ordered)
+    counts, entries = pairs.entries(data.events)
+    architecture = {"name": "noisy-pairs", "dense": pairs.dense}
+    catalogue = "a public list" if data.public_rows else "the items of the data, taken as public"
+    return Task(
+        name=data.name,
+        title=title,
+        data=replace(
+            data,
+            train=entries,
+            offsets=offsets(counts),
+            facts={
+                **data.facts,
+                "catalogue": catalogue,
+                "cells": f"{pairs.cells:,} of pairs, {pairs.dense:,} of attributes and popularity, "
+                "each with noise",
+                "attributes": ", ".join(
+                    f"{name} ({classes.shape[1]} classes)"
+                    for name, classes in data.attributes.items()
+                )
+                or "none: pairs and popularity have their share",
+            },
+        ),
+        module=lambda: build(architecture),
+        tables=Tables({"pairs.weight": Table(CELL, size=pairs.cells, initial=Zeros())}),
+        metric=metric,
+        learner=lambda bound, training: VectorCounter(),
+        solve=pairs.solved,
+        recommended=replace(
+            _SUMMED, max_rows=pairs.most_pairs, rounds=1, cohort=data.clients, noisy_only=True
+        ),
+        architecture=architecture,
     )
 
 
@@ -239,7 +287,7 @@ _EXPLAINED: Final[Mapping[str, str]] = {
     "tau": "Of pairs: places after which an item counts a third.",
     "penalty": "Of pairs: what is added to the diagonal before the solve.",
     "min_holders": "Of pairs: clients that hold a pair that is published, at least.",
-    "exact_pairs": "Of pairs: whether the server may have their exact sums.",
+    "exact_pairs": "Of pairs: whether the server may have their exact sums; else they take [dp].",
 }
 
 SEQUENCES: Final = TaskKind(

@@ -22,10 +22,9 @@ from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.metrics import ClickMetric, Metric
 from tessera.learning.module_tables import Tables
-from tessera.learning.scores import ItemScores
+from tessera.learning.scores import ItemScores, SummedModel
 from tessera.learning.softmax import Softmax, ranked
 from tessera.learning.tables.submodel import Floats, Ids
-from tessera.learning.tables.table import StoredTable
 from tessera.learning.task_setup import Setup
 from tessera.learning.training.jobs import Learner, Loss, click_loss, tensor
 from tessera.learning.training.noisy_steps import NoisySteps
@@ -215,7 +214,8 @@ class Recommended:
     `clip` bounds what a client sends of a row and `dense_clip` of a dense parameter, both times
     the examples behind them; `max_rows` the rows a client names. `shrinkage` is the server's if
     everybody is in a round; a smaller cohort counts less of a row, and gets its part of it.
-    `average` is what a whole model's mean is taken by. `private` is for noise per user,
+    `average` is what a whole model's mean is taken by. `noisy_only`: what clients send is made for
+    noise per user, and says too much of them without. `private` is for noise per user,
     `per_person` the training under noise per person of a task with a learner of its own.
     """
 
@@ -229,6 +229,7 @@ class Recommended:
     rounds: int = 50
     shrinkage: float = 0.0
     average: Average = Average.EXAMPLES
+    noisy_only: bool = False
     private: PrivateSettings | None = None
     per_person: LocalTraining | None = None
 
@@ -269,7 +270,7 @@ class Task:
     setup: Setup | None = None
     learner: Callable[[BoundModel, LocalTraining], Learner] | None = None
     noisy_learner: Callable[[BoundModel, LocalTraining, NoisySteps], Learner] | None = None
-    solve: Callable[[Mapping[str, StoredTable]], ItemScores] | None = None
+    solve: Callable[[SummedModel], ItemScores] | None = None
     beside: Beside | None = None
     recommended: Recommended = field(default_factory=Recommended)
     architecture: Mapping[str, Any] | None = None  # how to make the module again, without the data

@@ -18,7 +18,7 @@ Cells are rows of a virtual table with 2 m^2 rows: HH, of which the upper half i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,9 +30,8 @@ from tessera.data.examples import Examples
 from tessera.data.sequences import SEEN, Sequences
 from tessera.errors import ConfigError
 from tessera.learning.machine import physical_memory
-from tessera.learning.scores import ItemScores
+from tessera.learning.scores import ItemScores, SummedModel
 from tessera.learning.tables.submodel import ModelUpdate, TableUpdate, places
-from tessera.learning.tables.table import StoredTable
 from tessera.learning.training.jobs import Job, Trained
 
 Doubles = npt.NDArray[np.float64]
@@ -231,9 +230,9 @@ class PairModel:
     pairs: Pairs
     min_holders: int = 1
 
-    def solved(self, tables: Mapping[str, StoredTable]) -> ItemScores:
+    def solved(self, summed: SummedModel) -> ItemScores:
         """ItemScores from the sums as they are now."""
-        table, m = tables[TABLE], self.pairs.items
+        table, m = summed.tables[TABLE], self.pairs.items
         ids = table.touched_ids
         cell, held = ids.astype(np.int64), table.values(ids).astype(np.float64)
         itself = (cell < m * m) & (cell // m == cell % m)

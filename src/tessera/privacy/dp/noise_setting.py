@@ -51,6 +51,9 @@ LEAST_SHARE: Final = 8.0
 """A share of noise on a statistic has a deviation of so many integers at least: then a sum of them
 is a discrete Gaussian but for 1e-200, however many words and shares there are."""
 MOST_WORDS: Final = 2**40
+MOST_DISTANCE: Final = 1e-14
+"""Of a server's noise from a rounded Gaussian, over all words: at epsilon 10 less than 1e-9 of
+delta."""
 
 
 class Sampling(StrEnum):
@@ -295,7 +298,7 @@ class NoiseSetting:
             )
             sampled = self.sampling is not Sampling.NONE and self.secret_to(observer)
             whole = self.trust is Trust.SERVER and deviation >= LEAST_ROUNDED
-            if not (sampled or whole):
+            if not (sampled or whole or self._as_rounded(shares)):
                 return shares
             noise, distance = shares.rounded
             gaussian = GaussianNoise.poisson(noise, self.rate if sampled else 1.0)
@@ -307,6 +310,12 @@ class NoiseSetting:
         if self.unit is Unit.SUBJECT and self.clients > 1:
             one = one.grouped(self.clients)
         return replace(one, noise=noise, distance=distance)
+
+    def _as_rounded(self, shares: GaussianShares) -> bool:
+        """Whether one server's noise is as good as a rounded Gaussian, whose account is tighter."""
+        if self.trust is not Trust.EACH or shares.deviation < LEAST_ROUNDED:
+            return False
+        return shares.rounded[1] < MOST_DISTANCE
 
     def events(
         self, rounds: int = 1, *, federation: str = "", round_id: RoundId = NO_ROUND
