@@ -94,8 +94,8 @@ def sequence_task(
         return _next(data, title, recommended, metric, width, drawn, power)
     if not exact_pairs:
         raise ConfigError(
-            f"task {data.name!r}, model = {model!r}: the exact sums of pairs go to the server, and "
-            "who knows an item of a history can follow it from pair to pair",
+            f"task {data.name!r}, model = {model!r}: exact sums of pairs go to the server, most "
+            "pairs have one holder, and who knows an item of a history can follow it",
             hint='exact_pairs = true if that is acceptable, or model = "next"',
         )
     rest, held = with_held(data, HELD)
