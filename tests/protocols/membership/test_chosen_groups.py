@@ -7,8 +7,9 @@ assertions: how many of the nine others are sybils, and after how many tries.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pytest
 
 from groups import AUTHORITY, PLAN, Registry, check, leaf, leaves
@@ -23,6 +24,7 @@ from tessera.errors import (
     WrongSignature,
 )
 from tessera.ids import ClientId
+from tessera.privacy.index.groups import DrawnGroups
 from tessera.protocols.membership import beacon as beacons
 from tessera.protocols.membership import proof as proofs
 from tessera.protocols.membership.beacon import BeaconParty, beacon
@@ -124,6 +126,161 @@ def groups_of(draw: Draw) -> tuple[ClientId, ...]:
     number = draw.group_of(ClientId(VICTIM))
     assert number is not None
     return draw.group(number, PLAN).members
+
+
+# -- the same, as a share of rows whose holder is found
+
+CORRUPT = 30
+"""Of a hundred clients, the last ones; the server knows their rows."""
+ROWS = 7
+"""Of each victim, each held by nobody else in its group."""
+
+
+def value_of_choice(registry: Registry, draw: Draw, nonce: int) -> Draw:
+    """The last party signs a value that it likes in place of the one that it committed to."""
+    first, second = draw.reveals
+    value = hashlib.sha256(b"nonce %d" % nonce).digest()
+    signature = AUTHORITY.sign(beacons._statement(1, draw.snapshot, value))
+    forged = replace(second, value=value, signature=signature)
+    return replace(draw, reveals=(first, forged))
+
+
+def honest_beside(draw: Draw) -> np.ndarray:
+    """By client: honest members of its group, itself among them."""
+    corrupt = np.array([int(leaf.client) >= CLIENTS - CORRUPT for leaf in draw.leaves])
+    groups = draw._order.reshape(-1, SIZE)
+    found = np.empty(CLIENTS, dtype=np.int64)
+    for group in groups:
+        found[group] = SIZE - corrupt[group].sum()
+    return found
+
+
+@dataclass
+class Found:
+    """What came of an attack on victims, one after the other."""
+
+    honest: list[int] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    voids: int = 0
+
+    def rows_found(self) -> float:
+        """A guess among the honest members for each row of each victim."""
+        rng = np.random.default_rng(5)
+        guesses = [rng.integers(count, size=ROWS) == 0 for count in self.honest]
+        return float(np.mean(guesses)) if guesses else 0.0
+
+    def shown(self, how: str, victims: int) -> None:
+        weak = np.mean(np.array(self.honest) <= SIZE // 2) if self.honest else 0.0
+        print(
+            f"a group of the server's choosing, {how}: {100 * self.rows_found():.1f}% of "
+            f"{ROWS * len(self.honest)} rows, {100 * weak:.1f}% of clients with B of 20% or more; "
+            f"refused {len(self.refused)} of {victims}"
+        )
+
+
+def chosen_values(victims: int, tried: int) -> Found:
+    """Each victim is shown the best of so many draws; what it says to that."""
+    found, each = Found(), CLIENTS - CORRUPT
+    for first in range(0, victims, each):
+        registry = Registry(size=SIZE, seed=b"chosen %d" % first)
+        draw = registry.draw(leaves(range(CLIENTS)))
+        draws = [value_of_choice(registry, draw, nonce) for nonce in range(tried)]
+        beside = np.array([honest_beside(each) for each in draws])
+        for victim in range(min(each, victims - first)):
+            best = draws[int(beside[:, victim].argmin())]
+            proof = best.proof(ClientId(victim), registry.draws[:1])
+            try:
+                group = check(proof, registry.pinned(), victim).group
+            except WrongBeacon as refused:
+                found.refused.append(str(refused))
+                continue
+            found.honest.append(SIZE - sybils_beside(group.members, CLIENTS - CORRUPT))
+    return found
+
+
+def as_drawn(victims: int) -> Found:
+    found, each = Found(), CLIENTS - CORRUPT
+    for first in range(0, victims, each):
+        registry = Registry(size=SIZE, seed=b"chosen %d" % first)
+        beside = honest_beside(registry.draw(leaves(range(CLIENTS))))
+        for victim in range(min(each, victims - first)):
+            check(registry.proof(victim), registry.pinned(), victim)
+            found.honest.append(int(beside[victim]))
+    return found
+
+
+def values_chosen_after_the_snapshot(victims: int, tried: int, patch: pytest.MonkeyPatch) -> None:
+    bound = DrawnGroups(size=SIZE).mean_bound(CORRUPT / CLIENTS)
+    with patch.context() as off:
+        off.setattr(beacons, "follows", lambda *given, **since: True)
+        found = chosen_values(victims, tried)
+    found.shown(f"commitments not compared, the best of {tried} values", victims)
+    assert not found.refused and found.rows_found() > 1.5 * bound
+    found = chosen_values(victims, tried)
+    found.shown("as shipped", victims)
+    assert len(found.refused) == victims and "party 1 has not committed" in found.refused[0]
+    found = as_drawn(victims)
+    found.shown(f"as shipped, the one draw there is (B {100 * bound:.1f}% on average)", victims)
+    error = (bound * (1 - bound) / (ROWS * victims)) ** 0.5
+    assert found.rows_found() <= bound + 3 * error
+
+
+def test_a_value_chosen_after_the_snapshot_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    values_chosen_after_the_snapshot(35, 60, monkeypatch)
+
+
+@pytest.mark.campaign
+def test_values_chosen_after_the_snapshot_by_300_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    values_chosen_after_the_snapshot(300, 400, monkeypatch)
+
+
+# -- a value that is withheld
+
+
+def withheld(victims: int, most: int) -> Found:
+    """The last party sees each draw first, and withholds its value until the victim's group has
+    five corrupt members or `most` snapshots are void. The victim accepts, and counts."""
+    found = Found()
+    for victim in range(victims):
+        registry = Registry(size=SIZE, seed=b"withheld %d" % victim)
+        registry.draw(leaves(range(CLIENTS)))
+        while len(registry.draws) <= most and honest_of(registry.draws[-1]) > SIZE // 2:
+            registry.draws[-1] = replace(registry.draws[-1], reveals=registry.draws[-1].reveals[:1])
+            registry.draw(())
+        checked = check(registry.proof(VICTIM), registry.pinned(), VICTIM)
+        assert checked.void == len(registry.draws) - 2 <= most
+        found.voids += checked.void
+        found.honest.append(SIZE - sybils_beside(checked.group.members, CLIENTS - CORRUPT))
+    return found
+
+
+def honest_of(draw: Draw) -> int:
+    return SIZE - sybils_beside(groups_of(draw), CLIENTS - CORRUPT)
+
+
+def void_ones_are_counted(victims: int) -> None:
+    shares = []
+    for most in (0, 3):
+        found = withheld(victims, most)
+        weak = float(np.mean(np.array(found.honest) <= SIZE // 2))
+        bound = DrawnGroups(size=SIZE, void=most).weak_share(CORRUPT / CLIENTS)
+        print(
+            f"a value withheld up to {most} times: {100 * weak:.1f}% of {victims} victims with B "
+            f"of 20% or more, {found.voids / victims:.2f} void snapshots counted by each; "
+            f"the figure that is printed for v = {most}: {100 * bound:.1f}%"
+        )
+        assert weak <= bound + 2 * (bound * (1 - bound) / victims) ** 0.5
+        shares.append(weak)
+    assert shares[1] > shares[0]
+
+
+def test_withholding_a_value_is_counted_as_a_draw() -> None:
+    void_ones_are_counted(30)
+
+
+@pytest.mark.campaign
+def test_withholding_values_from_300_members() -> None:
+    void_ones_are_counted(300)
 
 
 def test_another_signature_on_the_snapshot_is_the_same_snapshot() -> None:

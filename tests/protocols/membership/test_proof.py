@@ -28,6 +28,7 @@ from tessera.errors import (
 )
 from tessera.ids import ClientId
 from tessera.protocols.membership.beacon import _statement
+from tessera.protocols.membership.draw import proof_of, void_before
 from tessera.protocols.membership.proof import GroupProof, OwnPlace, Pinned, SnapshotLink
 from tessera.protocols.membership.snapshot import next_snapshot
 
@@ -75,6 +76,36 @@ def test_everybody_is_in_one_group_and_accepts_it(size: int, more: int, seed: by
             found.setdefault(checked.group.number, []).append(client)
     assert sorted(map(len, found.values())) == [size] * draw.groups
     assert len(draw.left_over) == (10 * size + more) % size
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(2, 5),
+    st.lists(st.tuples(st.integers(0, 30), st.booleans()), min_size=1, max_size=5),
+    st.binary(min_size=1, max_size=4),
+)
+def test_everybody_finds_its_group_over_any_snapshots(
+    size: int, snapshots: list[tuple[int, bool]], seed: bytes
+) -> None:
+    """Newcomers and void ones in any order: each client's own count of peers and of void
+    snapshots is the leader's."""
+    registry, clients = Registry(size=size, seed=seed), 0
+    for newcomers, void in snapshots:
+        registry.draw(leaves(range(clients, clients + newcomers)), void=void)
+        clients += newcomers
+    void_of, found = void_before(registry.draws), set[int]()
+    for at, draw in enumerate(registry.draws[1:], 1):
+        for client in map(int, draw.members):
+            proof = proof_of(registry.draws[: at + 1], ClientId(client))
+            pinned = registry.pinned(anchor=proof.history[0].snapshot.number, small=True)
+            checked = check(proof, pinned, client)
+            number = draw.group_of(ClientId(client))
+            assert number is not None and checked.group == draw.group(number, groups.PLAN)
+            assert checked.void == void_of[ClientId(client)] <= len(registry.draws) - 2
+            assert client not in found, "two groups"
+            found.add(client)
+    waiting = {int(leaf.client) for leaf in registry.draws[-1].left_over}
+    assert found | waiting == set(range(clients)) and not found & waiting
 
 
 def test_a_proof_travels_and_comes_back(registry: Registry) -> None:

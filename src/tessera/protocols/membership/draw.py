@@ -134,7 +134,8 @@ class Draw:
     @cached_property
     def _order(self) -> Points:
         """Leaf numbers in the order of the permutation: every g in a row are a group."""
-        return Shuffle(self.beacon, len(self.leaves)).forward(np.arange(len(self.leaves)))
+        count = len(self.leaves)
+        return Shuffle(self.beacon, max(1, count)).forward(np.arange(count))
 
     @cached_property
     def _places(self) -> Points:
