@@ -92,6 +92,9 @@ def test_the_bound_of_a_group_stands_with_its_conditions_and_without_an_epsilon(
         "With 20% of all clients corrupt B is 0.125 on average, and 0.2 or more for 2%" in sentence
     )
     assert "With 30% of all clients corrupt B is 0.143 on average" in sentence
+    assert cli.main(["privacy", *COHORT, "--group", "10", "--void", "2"]) == 0
+    sentence = " ".join(capsys.readouterr().out.split())
+    assert "0.2 or more for 5.9% of clients, after 2 void snapshots" in sentence
 
 
 def test_a_late_dropout_at_cpp5_is_qualified(capsys: pytest.CaptureFixture[str]) -> None:

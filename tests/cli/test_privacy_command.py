@@ -140,6 +140,7 @@ def test_the_way_back_keeps_level_and_traffic() -> None:
         (["--group", "1"], "--group 1"),
         (["--group", "101"], "--group 101"),
         (["--group", "10", "--cpp", "4"], "everybody names the whole union"),
+        (["--void", "2"], "--void 2 without --group"),
     ],
 )
 def test_bad_input_names_the_field_and_the_value_and_prints_nothing(

@@ -50,6 +50,8 @@ def test_each_void_snapshot_is_one_more_draw() -> None:
     assert DrawnGroups(size=10, void=2).weak_share(0.2) == pytest.approx(3 * TENS.weak_share(0.2))
     assert DrawnGroups(size=10, void=100).weak_share(0.3) == 1.0
     assert "after 2 void snapshots" in DrawnGroups(size=10, void=2).in_words(0.2)
+    words = DrawnGroups(size=5, void=1).in_words(0.2)
+    assert words.endswith("0.2 or more for 100% of clients, after 1 void snapshot")
     assert TENS.in_words(0.2).endswith("B is 0.125 on average, and 0.2 or more for 2% of clients")
 
 

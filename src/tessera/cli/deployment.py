@@ -185,7 +185,8 @@ def add_to_keys(packed: Bundle, out: Path, add: int | None, entropy: Entropy) ->
     if most := max((v for c, v in void_before(draws).items() if c in members), default=0):
         words = DrawnGroups(size=size, void=most).in_words(CORRUPT_SHARES[0])
         yield f"each void snapshot was one more draw for whoever gave it up: {words}"
-    yield "the leader has them after a restart; those who have a group keep it"
+    if not last.void:
+        yield "the leader has them after a restart; those who have a group keep it"
 
 
 def serve(

@@ -132,6 +132,12 @@ def privacy(
             help="Clients of a fixed group, whose sums open over all of its members; 0: none."
         ),
     ] = 0,
+    void: Annotated[
+        int,
+        typer.Option(
+            min=0, help="With --group: void snapshots before it was drawn, as a client counts them."
+        ),
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Epsilon, rows and bytes of randomised index sets; or probabilities for an epsilon."""
@@ -169,6 +175,11 @@ def privacy(
     costs = Costs(rows, decoys, catalogue, width, down_bits, up_bits)
     if group and not chosen:
         chosen = {"group": LEVELS["cpp5"]}
+    if void and not group:
+        raise ConfigError(
+            f"--void {void} without --group: snapshots are drawn for fixed groups",
+            hint="--group 10",
+        )
     observed = Observed(population or clients, period_rounds or 0, group)
     observed.check(cohort, chosen)
     summed = observed.summed(cohort)
@@ -177,6 +188,9 @@ def privacy(
         | {"naming": describe_naming(level, cohort, rounds, observed, several=not chosen)}
         for name, level in (chosen or LEVELS).items()
     }
+    if group:
+        for report in reports.values():
+            report["drawn"] = DrawnGroups(size=group, void=void).as_json()
     if as_json:
         typer.echo(json.dumps(next(iter(reports.values())) if chosen else {"levels": reports}))
     else:
@@ -419,7 +433,8 @@ def show(reports: Mapping[str, dict[str, Any]], cohort: Cohort, *, rounds: int) 
         (report,) = reports.values()
         page.say(f"\n{named(report['naming'], rounds)}")
         if grouped:
-            drawn = DrawnGroups(size=report["naming"]["settings"]["group"])
+            size = report["naming"]["settings"]["group"]
+            drawn = DrawnGroups(size=size, void=report["drawn"]["void"])
             for corrupt in CORRUPT_SHARES:
                 words = drawn.in_words(corrupt)
                 page.say(f"\n{words[0].upper()}{words[1:]}.")
