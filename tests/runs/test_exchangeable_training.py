@@ -35,6 +35,7 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.data.examples import ClientData, Examples
+from tessera.data.sequences import Sequences, sequence_data
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.tables import own_rows
@@ -49,6 +50,7 @@ from tessera.simulation.epochs import EpochFederation
 from tessera.simulation.faults import Drop
 from tessera.tasks import Recommended, Task
 from tessera.tasks.kinds import text_task
+from tessera.tasks.sequences import NEXT, sequence_task
 
 CLIENTS, GROUP, ROUNDS = 8, 4, 2
 Pair = tuple[ClientId, ClientId]
@@ -125,6 +127,19 @@ def questions() -> Task:
     return text_task(data, title="questions", recommended=good, width=4, filters=4)
 
 
+def sequences(candidates: str) -> Task:
+    """What comes next, against the group's union or against own negatives."""
+    rng = np.random.default_rng(8)
+    user = np.repeat(np.arange(CLIENTS), rng.integers(6, 14, CLIENTS))
+    item = (50 * rng.random(len(user)) ** 2).astype(np.int64)
+    events = Sequences.sorted(user, item, None, users=CLIENTS, items=50)
+    data = sequence_data("steps", events, items=50, length=4)
+    return sequence_task(
+        data, title="steps", recommended=NEXT, width=3, negatives=15, candidates=candidates,
+        union_negatives=6,
+    )  # fmt: skip
+
+
 TASKS: Final[Mapping[str, Callable[[], Task]]] = {
     "din": lambda: shop("din"),
     "biased": lambda: shop("biased"),
@@ -144,6 +159,8 @@ TASKS: Final[Mapping[str, Callable[[], Task]]] = {
         "speakers-like", speakers=CLIENTS, words=80, spoken_each=40, width=3, hidden=3,
         negatives=15,
     ),
+    "what comes next in a union": lambda: sequences("union"),
+    "what comes next among own negatives": lambda: sequences("own"),
     "module with dropout": own_module,
 }  # fmt: skip
 DENSE_ONLY: Final[Mapping[str, Callable[[], Task]]] = {

@@ -198,37 +198,6 @@ def test_every_round_asks_for_all_rows_and_counts_them_alike(data):
         assert named - (set(map(int, guessed)) - own) != own
 
 
-def rows_of(task, data, secrets) -> list[set[int]]:
-    """What a client would ask for, with each of these lasting secrets."""
-    softmax = task.bind(task.build(0)).candidates
-    own = {"items": np.sort(data.events.of(3)).astype(np.uint64)}
-    return [set(with_negatives(own, softmax, one)["items"].tolist()) for one in secrets]
-
-
-def test_attacks_on_negatives_find_the_own_rows_with_their_rule_off_and_not_with_it_on(data):
-    """Draws that anybody can repeat, fresh ones every round, requests that go by the examples."""
-    task, own = a_task(data, power=0.0), set(map(int, data.events.of(3)))
-    lasting = lasting_secret(ScriptedEntropy(b"lasting"), "f", 3)
-    public = lasting_secret(ScriptedEntropy(b"0"), "f", 3)  # that the server can derive
-    fresh = [lasting_secret(ScriptedEntropy(bytes([k])), "f", 3) for k in range(20)]
-    kept = rows_of(task, data, [lasting] * 20)
-
-    def left(asked: set[int]) -> set[int]:
-        (guess,) = rows_of(task, data, [public])
-        return asked - (guess - own)  # what nobody else could have drawn
-
-    assert left(rows_of(task, data, [public])[0]) == own != left(kept[0])
-    assert set.intersection(*rows_of(task, data, fresh)) == own
-    assert set.intersection(*kept) == kept[0] > own
-    # By the examples of a round: what comes and goes is the client's own, what stays is not.
-    rng = np.random.default_rng(0)
-    moving = [
-        (kept[0] - own) | set(rng.choice(sorted(own), 4, replace=False).tolist()) for _ in range(20)
-    ]
-    assert set.union(*moving) - set.intersection(*moving) == own
-    assert set.union(*kept) - set.intersection(*kept) == set()
-
-
 def test_what_is_drawn_does_not_change_when_a_client_has_more(data):
     softmax = a_task(data).bind(a_task(data).build(0)).candidates
     secret = lasting_secret(ScriptedEntropy(b"a"), "f", 1)
