@@ -27,6 +27,7 @@ from tessera.errors import ConfigError
 from tessera.plan import GroupsPlan, Plan, SimulationPlan, TaskPlan
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import MemoryPeriods
+from tessera.rounds.local_state import LocalState
 from tessera.runs.central import CentralTraining
 from tessera.runs.description import digest_of
 from tessera.runs.folder import CHECKPOINT, ROOT
@@ -130,11 +131,50 @@ def test_a_deployed_client_draws_what_a_simulated_one_draws_and_draws_it_once(cl
 
 
 def rows_of(bundle: Bundle, folder: Path, client, entropy):
+    return local_of(bundle, folder, client, entropy).real
+
+
+def local_of(bundle: Bundle, folder: Path, client, entropy) -> LocalState:
     journal = Journal.open(folder / f"{client}", owner=f"client {client}", plan=bundle.plan.digest)
     local, _ = task_maker(bundle, None, entropy)(journal, client)
-    rows = local(MemoryPeriods(), Ledger()).real
+    found = local(MemoryPeriods(), Ledger())
     journal.close()
-    return rows
+    return found
+
+
+def test_a_deployed_member_compares_the_counts_that_its_negatives_are_drawn_by(tmp_path):
+    """A bundle has their digest, and so has every epoch's header: who has others leaves."""
+    path, rng = tmp_path / "bought.csv", np.random.default_rng(3)
+    bought = [(u, int(60 * rng.random() ** 2), t) for u in range(12) for t in range(15)]
+    options = {"path": str(path), "time": "when", "width": 2, "negatives": 20, "history": 4}
+
+    def write() -> None:
+        lines = [f"u{u:02d},i{i},{1_700_000_000 + t}" for u, i, t in bought]
+        path.write_text("user,item,when\n" + "\n".join(lines) + "\n")
+
+    write()
+    plan = Plan(
+        scheme="secure-submodel",
+        cohort=6,
+        groups=GroupsPlan(size=3, small=True),
+        task=TaskPlan(name="sequences", options=options),
+    )
+    pack_task(plan, None).write(tmp_path / "bundle.npz")
+    bundle, entropy = Bundle.read(tmp_path / "bundle.npz"), ScriptedEntropy(SCRIPT.encode())
+    assert len(bundle.counts) == 32 and bundle.first_model().counts == bundle.counts
+    with Training(tasks.load("sequences", **options), bundle.plan, entropy=entropy) as training:
+        assert training.federation.model.counts == bundle.counts
+        for client in training.clients.eligible[:3]:
+            local = local_of(bundle, tmp_path, client, entropy)
+            assert local.counts == bundle.counts and local.candidates == "items"
+            simulated = training.clients[client].local
+            assert np.array_equal(local.real["items"], simulated.real["items"])
+            assert simulated.counts == local.counts and simulated.candidates == "items"
+    had = {i for u, i, _ in bought if u == 11}
+    bought.append((11, next(i for _, i, _ in bought if i not in had), 0))  # of the same catalogue
+    write()
+    other = local_of(bundle, tmp_path, training.clients.eligible[5], entropy)
+    assert other.counts != bundle.counts
 
 
 def test_a_run_over_drawn_negatives_is_exported_ranked_and_recommends(clicks, tmp_path):
