@@ -26,13 +26,15 @@ from tessera.ids import SERVER, ClientId, Party, RoundId
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
 from tessera.learning.tables.table import LazyTable
 from tessera.plan import Plan
+from tessera.privacy.dp.ledger import Ledger
+from tessera.privacy.index.period import PeriodStore
 from tessera.protocols.epochs.chain import EpochKind
 from tessera.protocols.epochs.group import FixedGroup, Leaf
 from tessera.protocols.epochs.messages import Delivery
 from tessera.protocols.membership.proof import CheckedGroup
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.server_model import ServerModel
-from tessera.services.client import TrainingResult
+from tessera.services.client import MakeLocal, Train, TrainingResult
 from tessera.services.group_client import GroupClientService
 from tessera.services.group_leader import EpochPlace, GroupLeaderService, epochs_in
 from tessera.services.journal import Journal, Moment
@@ -41,6 +43,7 @@ from tessera.services.loopback import ReplayedGroups
 from tessera.simulation.subcohort import one_by_one
 
 SEED = b"groups as services"
+NOW = 1_700_000_000.0
 
 
 def grouped(clients: int, size: int, *, cohort: int = 0, **more: Any) -> Plan:
@@ -170,11 +173,16 @@ class GroupLab(Visits):
         self.signers = identities(self.clients, ScriptedEntropy(SEED), settings.federation)
         self.moments: Counter[Party] = Counter()
         self.kill_at: set[tuple[Party, int]] = set()
-        self.sent, self.parties = {}, {}
+        self.sent, self.parties, self.now = {}, {}, NOW
         for party in (SERVER, *self.clients):
             self.start(party)
 
     # --- processes ------------------------------------------------------------------------------
+
+    def clock(self) -> float:
+        """Everybody's: a second goes by with each look."""
+        self.now += 1.0
+        return self.now
 
     def start(self, party: Party) -> None:
         journal = Journal.open(
@@ -206,25 +214,35 @@ class GroupLab(Visits):
                 self.groups,
                 first_model=self.first_model,
                 entropy=self.entropy(),
+                clock=self.clock,
             )
         (group,) = [each for each in self.groups if party in each.members]
-        train, rows = trainer(party), holdings(self.count)[party]
-
-        def trained(_: RoundId, submodel: Submodel, coins: Secret) -> TrainingResult:
-            return TrainingResult(train(submodel))
-
+        local, train = self.own(party, journal)
         return GroupClientService(
             journal,
             self.plan,
             party,
             group=CheckedGroup(group=group, void=0, reasons=()),
             key=self.signers[party].key,
-            local=lambda periods, ledger: LocalState(
-                real={"goods": rows}, periods=periods, ledger=ledger, derived=derived()
-            ),
-            train=trained,
+            local=local,
+            train=train,
             entropy=self.entropy(),
+            clock=self.clock,
         )
+
+    def own(self, client: ClientId, journal: Journal) -> tuple[MakeLocal, Train]:
+        """A client's data, and how it trains."""
+        train, rows = trainer(client), holdings(self.count)[client]
+
+        def local(periods: PeriodStore, ledger: Ledger) -> LocalState:
+            return LocalState(
+                real={"goods": rows}, periods=periods, ledger=ledger, derived=derived()
+            )
+
+        def trained(_: RoundId, submodel: Submodel, coins: Secret) -> TrainingResult:
+            return TrainingResult(train(submodel))
+
+        return local, trained
 
     def first_model(self) -> ServerModel:
         return ServerModel(

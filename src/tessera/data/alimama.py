@@ -14,6 +14,8 @@ Tianchi terms: academic, non-commercial use with attribution.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +23,7 @@ import numpy as np
 
 from tessera.data import published
 from tessera.data.clicks import Log, check, click_data, numbered
-from tessera.data.examples import NONE, ClientData
+from tessera.data.examples import NONE, ClientData, Timeline
 from tessera.data.row_names import RowNames
 from tessera.errors import ConfigError
 
@@ -59,6 +61,16 @@ def alimama(
     seed: int = 0,
 ) -> ClientData:
     """26.6 million impressions, or those of that many `users`, drawn at random."""
+    return _read(folder, users, history, seed)
+
+
+def _read(
+    folder: Path | str | None,
+    users: int | None,
+    history: int,
+    seed: int,
+    until: int | None = None,
+) -> ClientData:
     name = "alimama"
     check(name, history=history)
     if users is not None and users < 1:
@@ -87,9 +99,11 @@ def alimama(
     if not known.any():
         raise ConfigError(f"{path}: no impression of an ad that ad_feature.csv lists")
     client, clients = numbered(user[known])
-    return click_data(
+    row, clicked, time = row[known], clicked[known] == 1, time[known]
+    kept = slice(None) if until is None else time <= until
+    data = click_data(
         name,
-        Log.sorted(client, row[known], clicked[known] == 1, time[known]),
+        Log.sorted(client[kept], row[kept], clicked[kept], time[kept]),
         users=len(clients),
         items=len(catalogue),
         history=history,
@@ -97,6 +111,8 @@ def alimama(
         facts=facts,
         ids={"user": RowNames.of(clients), "item": RowNames.of(catalogue)},
     )
+    again = partial(_read, folder, users, history, seed)
+    return replace(data, timeline=Timeline.of(time, again))
 
 
 def alimama_sample(folder: Path | str | None = None, *, history: int = 20) -> ClientData:

@@ -7,7 +7,7 @@ the examples `offsets[i] : offsets[i + 1]`, oldest first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -64,6 +64,33 @@ class Pools:
     test: npt.NDArray[np.int64] = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """When a population's events were, and the population as it was up to a moment.
+
+    `up_to` reads the data again, as they are by then, and leaves out what is later than so many
+    seconds since 1970, before anything is made of them: splits, histories and rates of what is left
+    do not depend on it. Clients and ids are numbered as in the whole. The training part of a client
+    up to an earlier moment is the beginning of that up to a later one.
+    """
+
+    marks: npt.NDArray[np.int64] = field(repr=False)
+    """The latest of each thousandth of all events, ascending."""
+    up_to: Callable[[int], ClientData] = field(repr=False)
+
+    @classmethod
+    def of(cls, times: npt.NDArray[Any], up_to: Callable[[int], ClientData]) -> Timeline | None:
+        """Of the times of all events, in seconds; None if there are none."""
+        if not len(times):
+            return None
+        at = np.minimum(np.arange(1, 1001) * len(times) // 1000, len(times) - 1)
+        return cls(np.ceil(np.sort(times)[at]).astype(np.int64), up_to)
+
+    def moment(self, share: float) -> int:
+        """When this share of all events is over."""
+        return int(self.marks[max(0, min(len(self.marks), round(share * len(self.marks))) - 1)])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientData:
     """A population's examples: what clients train on, and what the model is tested on.
@@ -91,6 +118,7 @@ class ClientData:
     titles: Sequence[str] = field(default=(), repr=False)
     public_rows: bool = True  # which ids there are is known whatever the examples are
     undrawn: Pools | None = field(default=None, repr=False)
+    timeline: Timeline | None = field(default=None, repr=False)  # None: the events have no times
 
     def __post_init__(self) -> None:
         for part, offsets, what in (

@@ -22,7 +22,7 @@ least `threshold`. Without a label every line is a click, and clients draw negat
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -36,7 +36,7 @@ from tessera.crypto.prg import Label
 from tessera.data import columns, published, values
 from tessera.data.clicks import Ints, Log, check, click_data, with_negatives
 from tessera.data.columns import SKIP, STOP, BadLines, Columns, Mask
-from tessera.data.examples import NONE, ClientData
+from tessera.data.examples import NONE, ClientData, Timeline
 from tessera.data.row_names import RowNames
 from tessera.data.sequences import TIES, SequenceData, Sequences, sequence_data
 from tessera.data.split import TEST
@@ -200,9 +200,18 @@ class _Lines:
         self.kinds = None if self.kinds is None else self.kinds.only(good)
         self.features = {one: column[good] for one, column in self.features.items()}
 
+    def up_to(self, until: int | None) -> Mask:
+        """Lines that are not later."""
+        if until is None or self.when is None:
+            return np.ones(len(self.clicked), dtype=np.bool_)
+        return np.asarray(values.seconds(self.when) <= until)
 
-def read(source: Any, how: Interactions) -> ClientData:
-    """Interactions as click examples, of a path or a frame."""
+    def timeline(self, up_to: Callable[[int], ClientData]) -> Timeline | None:
+        return None if self.when is None else Timeline.of(values.seconds(self.when), up_to)
+
+
+def read(source: Any, how: Interactions, *, until: int | None = None) -> ClientData:
+    """Interactions of a path or a frame as click examples; with `until` those up to then."""
     name = Path(source).name if isinstance(source, str | Path) else type(source).__name__
     how.check(name)
     found = _Lines.of(source, how)
@@ -219,6 +228,7 @@ def read(source: Any, how: Interactions) -> ClientData:
     known = rows >= 0
     if not known.any():
         raise ConfigError(f"{found.table.where}: no item of it is in the dictionary")
+    known &= found.up_to(until)
     when = None if found.when is None else found.when[known]
     line = np.flatnonzero(known) if found.features else None
     clients, subjects = found.who.texts(), found.whom.texts()
@@ -274,6 +284,7 @@ def read(source: Any, how: Interactions) -> ClientData:
         sizes={**data.sizes, **found.sizes},
         ids={"item": names},
         public_rows=how.ids == "hash" or how.dictionary is not None,
+        timeline=found.timeline(lambda until: read(source, how, until=until)),
     )
     if how.client is None and how.subject is None:  # a user is a client and a person
         return replace(data, ids={**data.ids, "user": RowNames(clients)})
@@ -290,7 +301,9 @@ def read(source: Any, how: Interactions) -> ClientData:
     return replace(data, ids={**data.ids, **of_people}, **moved)
 
 
-def read_sequences(source: Any, how: Interactions, *, part: str = TEST) -> SequenceData:
+def read_sequences(
+    source: Any, how: Interactions, *, part: str = TEST, until: int | None = None
+) -> SequenceData:
     """The same lines as what came next: every one counts, or those whose label is a click."""
     name = Path(source).name if isinstance(source, str | Path) else type(source).__name__
     how.check(name)
@@ -301,7 +314,7 @@ def read_sequences(source: Any, how: Interactions, *, part: str = TEST) -> Seque
         )
     found = _Lines.of(source, how)
     rows, items, names, about = _rows(found.what, how)
-    kept = (rows >= 0) & found.clicked
+    kept = (rows >= 0) & found.clicked & found.up_to(until)
     if not kept.any():
         raise ConfigError(f"{found.table.where}: no line of it counts", hint="label, threshold?")
     users = found.who.texts()
@@ -326,7 +339,11 @@ def read_sequences(source: Any, how: Interactions, *, part: str = TEST) -> Seque
             **about,
         },
     )
-    return replace(data, public_rows=how.ids == "hash" or how.dictionary is not None)
+    return replace(
+        data,
+        public_rows=how.ids == "hash" or how.dictionary is not None,
+        timeline=found.timeline(lambda until: read_sequences(source, how, part=part, until=until)),
+    )
 
 
 def _ties(user: Ints, time: npt.NDArray[Any]) -> int:

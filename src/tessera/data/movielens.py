@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ import numpy as np
 from tessera.data import published, values
 from tessera.data.clicks import Ints, Log, check, click_data, numbered
 from tessera.data.delimited import Dialect
-from tessera.data.examples import NONE, ClientData
+from tessera.data.examples import NONE, ClientData, Timeline
 from tessera.data.ratings import (
     TEST_SHARE,
     Attributes,
@@ -264,7 +265,13 @@ def titles(folder: Path | str | None = None, *, layout: _FileFormat = ML_1M) -> 
 
 
 def _read(
-    name: str, layout: _FileFormat, folder: Path | str | None, *, history: int, genres: bool
+    name: str,
+    layout: _FileFormat,
+    folder: Path | str | None,
+    *,
+    history: int,
+    genres: bool,
+    until: int | None = None,
 ) -> ClientData:
     check(name, history=history)
     path = layout.source.find(layout.ratings, folder)
@@ -276,9 +283,10 @@ def _read(
     bad.add((rating < 1) | (rating > 5), lambda row: f"{rating[row]}: a rating that is not 1 to 5")
     published.refuse(bad)
     rows, clients = numbered(user)
-    return click_data(
+    kept = slice(None) if until is None else time <= until
+    data = click_data(
         name,
-        Log.sorted(rows, item, rating >= LIKED, time),
+        Log.sorted(rows[kept], item[kept], rating[kept] >= LIKED, time[kept]),
         users=len(clients),
         items=len(movies.ids),
         history=history,
@@ -291,19 +299,31 @@ def _read(
         ids={"user": RowNames.of(clients), "item": RowNames.of(movies.ids)},
         titles=movies.titles,
     )
+    again = partial(_read, name, layout, folder, history=history, genres=genres)
+    return replace(data, timeline=Timeline.of(time, lambda until: again(until=until)))
 
 
 def _sequences(
-    name: str, layout: _FileFormat, folder: Path | str | None, history: int, part: str
+    name: str,
+    layout: _FileFormat,
+    folder: Path | str | None,
+    history: int,
+    part: str,
+    until: int | None = None,
 ) -> SequenceData:
     movies = _movies(layout, folder)
     user, movie, _, time = _table(layout, layout.source.find(layout.ratings, folder))
     item = movies.rows(movie)
     rows, clients = numbered(user[item >= 0])
-    return sequence_data(
+    kept = slice(None) if until is None else time[item >= 0] <= until
+    data = sequence_data(
         name,
         Sequences.sorted(
-            rows, item[item >= 0], time[item >= 0], users=len(clients), items=len(movies.ids)
+            rows[kept],
+            item[item >= 0][kept],
+            time[item >= 0][kept],
+            users=len(clients),
+            items=len(movies.ids),
         ),
         items=len(movies.ids),
         length=history,
@@ -318,6 +338,8 @@ def _sequences(
             "ratings of movies that are not listed, left out": int((item < 0).sum()),
         },
     )
+    again = partial(_sequences, name, layout, folder, history, part)
+    return replace(data, timeline=Timeline.of(time, again))
 
 
 def _ratings(

@@ -23,15 +23,18 @@ import numpy.typing as npt
 
 from tessera.crypto.prg import CoinStream, Label, Stream
 from tessera.crypto.secret import Secret
-from tessera.data.examples import NONE, ClientData, Examples
+from tessera.data.examples import LABEL, NONE, ClientData, Examples
 
 Ints = npt.NDArray[np.int64]
 SecretOf = Callable[[int], Secret]
 """A client's lasting secret, by its number."""
 
 
-def draw(data: ClientData, secret_of: SecretOf) -> ClientData:
-    """The data with every client's negatives; as they are where none are to be drawn."""
+def draw(data: ClientData, secret_of: SecretOf, earlier: ClientData | None = None) -> ClientData:
+    """The data with every client's negatives; as they are where none are to be drawn.
+
+    `earlier` are the same clients' data up to an earlier moment: what was drawn beside them stays.
+    """
     if data.undrawn is None:
         return data
     secrets = [secret_of(client) for client in range(data.clients)]
@@ -51,9 +54,10 @@ def draw(data: ClientData, secret_of: SecretOf) -> ClientData:
         item[empty] = _others(own, items, pool, part["user"][empty], np.concatenate(words))
         return part.with_field("item", item)
 
+    train = filled("train", data.train, data.offsets, data.undrawn.train, trained)
     return replace(
         data,
-        train=filled("train", data.train, data.offsets, data.undrawn.train, trained),
+        train=train if earlier is None else _with_earlier(data, train, earlier),
         test=filled(
             "test",
             data.test,
@@ -71,15 +75,33 @@ def _pairs(part: Examples, items: int) -> Ints:
     return np.unique(part["user"][touched] * items + part["item"][touched])
 
 
-def draw_own(data: ClientData, client: int, secret: Secret) -> Examples:
-    """One client's training examples with its negatives, as it draws them by itself."""
+def _with_earlier(data: ClientData, train: Examples, earlier: ClientData) -> Examples:
+    """A client's first places are those that there were before, with what was drawn for them."""
+    counts = np.diff(earlier.offsets)
+    at = np.arange(len(earlier.train)) + np.repeat(data.offsets[:-1] - earlier.offsets[:-1], counts)
+    at = np.minimum(at, len(train) - 1)
+    same = (data.train["user"][at] == earlier.train["user"]) & (data.train["item"][at] == NONE)
+    same &= earlier.train[LABEL] == 0.0
+    item = train["item"].copy()
+    item[at[same]] = earlier.train["item"][same]
+    return train.with_field("item", item)
+
+
+def draw_own(
+    data: ClientData, client: int, secret: Secret, earlier: Examples | None = None
+) -> Examples:
+    """One client's training examples with its negatives, as it draws them by itself; `earlier` as
+    above."""
     train = data.of(client)
     if data.undrawn is None or not len(train):
         return train
     ends = np.array([[0, len(train)], [0, 0]])
     none = data.test.take(slice(0))
     alone = replace(data, train=train, offsets=ends[0], test=none, test_offsets=ends[1])
-    return draw(alone, lambda _: secret).train
+    before = None
+    if earlier is not None and 0 < len(earlier) <= len(train):
+        before = replace(alone, train=earlier, offsets=np.array([0, len(earlier)]))
+    return draw(alone, lambda _: secret, before).train
 
 
 def placeholders(data: ClientData) -> ClientData:

@@ -15,6 +15,8 @@ Tianchi terms: academic, non-commercial use with attribution.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +24,7 @@ import numpy as np
 
 from tessera.data import published, values
 from tessera.data.clicks import Ints, Log, check, click_data, numbered, with_negatives
-from tessera.data.examples import ClientData
+from tessera.data.examples import ClientData, Timeline
 from tessera.data.row_names import RowNames
 from tessera.errors import ConfigError
 
@@ -54,6 +56,17 @@ def taobao(
 
     Events outside the nine days are left out and counted.
     """
+    return _read(folder, label, negatives, users, history)
+
+
+def _read(
+    folder: Path | str | None,
+    label: str,
+    negatives: int,
+    users: int | None,
+    history: int,
+    until: int | None = None,
+) -> ClientData:
     check(_NAME, history=history)
     if label not in ("opened", "wanted"):
         raise ConfigError(f"{_NAME}: label = {label!r}", hint='"opened" or "wanted"')
@@ -79,7 +92,8 @@ def taobao(
         "events outside the nine days, left out": outside,
         "categories": len(kinds),
     }
-    log = Log.sorted(client, row, behaviour > 0, time)
+    kept = slice(None) if until is None else time <= until
+    log = Log.sorted(client[kept], row[kept], behaviour[kept] > 0, time[kept])
     held = pools = None
     if label == "wanted":
         facts["click"] = "an item put into the cart, marked as favourite or bought"
@@ -95,7 +109,7 @@ def taobao(
             "the first event of a user with an item; each beside "
             f"{negatives} drawn evenly from items of the same part that the user does not have"
         )
-    return click_data(
+    data = click_data(
         _NAME,
         log,
         users=len(clients),
@@ -108,6 +122,8 @@ def taobao(
         facts=facts,
         ids={"user": RowNames.of(clients), "item": RowNames.of(items)},
     )
+    again = partial(_read, folder, label, negatives, users, history)
+    return replace(data, timeline=Timeline.of(time, again))
 
 
 def _events(path: Path, users: int | None) -> tuple[Ints, ...]:

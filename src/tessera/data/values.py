@@ -321,6 +321,11 @@ def times(columns: Columns, name: str, bad: BadLines, form: str = "") -> npt.NDA
     )
 
 
+def seconds(found: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Of `times`: since 1970, whichever of the two they are."""
+    return np.where(found < 1e11, found, found / 1e6)
+
+
 def _micro(column: Any) -> Any:
     """Microseconds since 1970; years that do not fit are brought to the edge of what does."""
     pa = delimited.load()

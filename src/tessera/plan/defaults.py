@@ -401,6 +401,8 @@ def check_task(facts: TaskFacts) -> None:
         check_weights(bound)
     if plan.grouped:
         check_shared_rows(task, bound)
+    if plan.simulation.cuts_data:
+        check_cutoffs(plan, task)
     if task.solve is not None:
         check_sums(plan, task)
     if task.beside is not None:
@@ -433,6 +435,22 @@ def check_weights(bound: BoundModel) -> None:
             "[dp] with negatives that are drawn by how often items occur: the counts follow from "
             "the data, and nothing is charged for them",
             hint="power = 0.0 in [task] draws them evenly",
+        )
+
+
+def check_cutoffs(plan: Plan, task: Task) -> None:
+    """Refuse cut-offs where there are no periods, or nothing to cut by."""
+    said = f"[simulation] cutoff = {plan.simulation.cutoff}"
+    if not plan.grouped:
+        raise ConfigError(f"{said} without fixed groups, whose periods they are", hint="cutoff = 1")
+    if task.data.timeline is None:
+        raise ConfigError(
+            f"{said} with task {task.name!r}, whose events have no times", hint="cutoff = 1"
+        )
+    if task.setup is not None or task.solve is not None:
+        raise ConfigError(
+            f"{said} with task {task.name!r}, which takes sums over all data at once",
+            hint="cutoff = 1",
         )
 
 

@@ -566,6 +566,14 @@ class SimulationPlan:
     """With "sampled", rounds from one real round to the next."""
     dropout: float = 0.0
     """Share of a cohort that does drop out, at random phases."""
+    cutoff: float = 1.0
+    """Share of all events up to the cut-off of the first period of fixed groups.
+
+    Of a task whose events have times. Below 1, a client's data of a period are those up to its
+    cut-off; a new one begins ([groups] period) as long as there is a later one.
+    """
+    cutoff_step: float = 0.0
+    """Share of all events between the cut-offs of two periods."""
     min_examples: int = 1
     """Clients with fewer examples are never sampled."""
     evaluate_every: int = 5
@@ -595,6 +603,22 @@ class SimulationPlan:
                 f"dropout = {self.dropout} is not a share of the cohort",
                 hint="use 0 up to below 1",
             )
+        if not (0.0 < self.cutoff <= 1.0 and 0.0 <= self.cutoff_step <= 1.0):
+            raise ConfigError(
+                f"cutoff = {self.cutoff}, cutoff_step = {self.cutoff_step}: not shares of events",
+                hint="cutoff above 0, both up to 1",
+            )
+
+    @property
+    def cuts_data(self) -> bool:
+        """Whether periods of fixed groups have cut-offs, or all data from the beginning."""
+        return self.cutoff < 1.0
+
+    def share_of(self, period: int) -> float | None:
+        """Of all events those up to a period's cut-off; None: there is no later one."""
+        if period > 1 and (not self.cutoff_step or self.share_of(period - 1) in (None, 1.0)):
+            return None
+        return min(1.0, self.cutoff + (period - 1) * self.cutoff_step)
 
     def real(self, round_id: RoundId) -> bool:
         """Whether this round sends real messages, masked where the scheme masks them."""

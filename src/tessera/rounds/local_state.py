@@ -48,6 +48,18 @@ class CarriedRows(Protocol):
         """Keep what is pending, or forget it."""
 
 
+class OwnData(Protocol):
+    """A client's data, of which a period has those up to its cut-off."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether they have times to cut by."""
+
+    def up_to(self, cutoff: int) -> Mapping[str, Ids]:
+        """The rows of the data of a new period, which are fixed with this: durably, whatever is
+        added to the data later. What the client has already drawn beside earlier data stays."""
+
+
 @dataclass(slots=True)
 class LocalState:
     """What a client has of its own: its rows by table, its choice, and what it must remember."""
@@ -70,6 +82,9 @@ class LocalState:
     indicator: float | None = None  # how far its mask is from its ratings, by its own estimate
     secret: Secret | None = field(default=None, repr=False)  # its lasting one (`rounds/root.py`)
     rows: CarriedRows | None = field(default=None, repr=False)  # of tables that never leave it
+    data: OwnData | None = field(
+        default=None, repr=False
+    )  # where `real` is from; None: all is there
     broken: str = ""  # why its last training gave nothing: known to this client alone
     residual: Residual | None = field(default=None, repr=False)  # what it has not sent yet
     own_keys: OwnKeyStore = field(default_factory=MemoryStore, repr=False)  # between two servers

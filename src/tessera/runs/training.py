@@ -12,8 +12,8 @@ is the same to the bit.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Final, Self
@@ -25,14 +25,15 @@ import torch
 from tessera.crypto.entropy import Entropy, SystemEntropy
 from tessera.crypto.keys import Identity, identities
 from tessera.crypto.secret import Secret
-from tessera.data.examples import ClientData
+from tessera.data.examples import ClientData, Examples
+from tessera.data.negatives import SecretOf, draw
 from tessera.ids import ClientId, RoundId
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.compression import Residual
 from tessera.learning.tables.own_rows import OwnRows
 from tessera.learning.tables.spec import TableSpec
 from tessera.learning.tables.store import ModelStore
-from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
+from tessera.learning.tables.submodel import Ids, ModelUpdate, Submodel, TablePart, TableUpdate
 from tessera.learning.tables.table import LazyTable, StoredTable
 from tessera.learning.training.jobs import HomeFitting, Job, Trainable
 from tessera.plan import Metrics, Plan
@@ -56,7 +57,7 @@ from tessera.runs.evaluation import EarlyStopping, Evaluation
 from tessera.runs.folder import check_round, owners_folder, run_root
 from tessera.runs.noisy import with_subjects
 from tessera.runs.setup import Ledgers, SetupProgress, select_rows, set_up
-from tessera.simulation.epochs import federation_for
+from tessera.simulation.epochs import EpochFederation, federation_for
 from tessera.simulation.faults import random_dropouts
 from tessera.simulation.subcohort import Participant, SimulatedRows, TrainingOutcome
 from tessera.simulation.views import Views
@@ -81,6 +82,61 @@ def eligible(data: ClientData, plan: Plan) -> list[ClientId]:
     return [ClientId(int(c)) for c in np.flatnonzero(np.diff(data.offsets) >= least)]
 
 
+class CutData:
+    """The task's data up to the cut-offs of a simulation's periods, each read when it is needed.
+
+    What clients have drawn beside the data of a period stays in the next one.
+    """
+
+    def __init__(self, task: Task, plan: Plan, bound: BoundModel, secret_of: SecretOf) -> None:
+        timeline, simulation = task.data.timeline, plan.simulation
+        assert timeline is not None, "a plan is checked with its task"
+        self._task, self._plan, self._bound, self._secret_of = task, plan, bound, secret_of
+        self._cutoffs: list[int] = []
+        self._drawn: list[ClientData] = []
+        self._prepared: dict[int, ClientData] = {}
+        while (share := simulation.share_of(len(self._cutoffs) + 1)) is not None:
+            last = self._cutoffs[-1] if self._cutoffs else -1
+            self._cutoffs.append(max(timeline.moment(share), last + 1))
+
+    def cutoff(self, period: int) -> int | None:
+        """That of a period; None: there is no later one."""
+        return self._cutoffs[period - 1] if period <= len(self._cutoffs) else None
+
+    def of(self, client: int, cutoff: int) -> Examples:
+        """What a client trains on in the period with this cut-off."""
+        return self._at(self._cutoffs.index(cutoff)).of(client)
+
+    def _at(self, place: int) -> ClientData:
+        if place in self._prepared:
+            return self._prepared[place]
+        timeline = self._task.data.timeline
+        assert timeline is not None
+        while len(self._drawn) <= place:
+            found = timeline.up_to(self._cutoffs[len(self._drawn)])
+            before = self._drawn[-1] if self._drawn else None
+            self._drawn.append(draw(found, self._secret_of, before))
+        task = replace(self._task, data=self._drawn[place])
+        task = with_subjects(EarlyStopping.of(task, self._plan)[0], self._bound, self._plan)
+        self._prepared[place] = task.data
+        return task.data
+
+
+@dataclass(slots=True)
+class SimulatedData:
+    """One client's data up to the cut-off of its period."""
+
+    client: int
+    cut: CutData
+    rows: Callable[[Examples], Mapping[str, Ids]]
+    cutoff: int | None = None
+    timed: bool = True
+
+    def up_to(self, cutoff: int) -> Mapping[str, Ids]:
+        self.cutoff = cutoff
+        return self.rows(self.cut.of(self.client, cutoff))
+
+
 class Clients(Mapping[ClientId, Participant]):
     """The task's clients, each made when first asked for; those with too little are left out."""
 
@@ -93,13 +149,16 @@ class Clients(Mapping[ClientId, Participant]):
         indicator: npt.NDArray[np.float64] | None = None,
         ledgers: Ledgers | None = None,
         local: Mapping[str, StoredTable] | None = None,
+        cut: CutData | None = None,
     ) -> None:
         """Against an active server `entropy` gives everybody a signing key that all others know.
 
         `indicator` has for each client what it thinks of its own mask. Without `entropy` rows can
         be counted, but their draws are others in every process. `ledgers` are charged for what was
         summed up before the first round. `local` are the tables whose rows never leave a client.
+        With `cut` clients have data from their first period on, those up to its cut-off.
         """
+        self._cut = cut
         self._secrets_from = entropy or SystemEntropy()
         self._local = {} if local is None else local
         self._data, self._bound, self._indicator = task.data, bound, indicator
@@ -117,8 +176,11 @@ class Clients(Mapping[ClientId, Participant]):
             raise KeyError(client)
         if client not in self._made:
             secret = self.secret_of(client)
+            rows = partial(own_rows, self._bound, secret=secret)
+            cut = None if self._cut is None else SimulatedData(int(client), self._cut, rows)
             local = LocalState(
-                real=own_rows(self._bound, self._data.of(int(client)), secret),
+                real=rows(self._data.of(int(client))),
+                data=cut,
                 secret=secret,
                 rows=SimulatedRows(self._local),
                 periods=MemoryPeriods(),
@@ -131,6 +193,13 @@ class Clients(Mapping[ClientId, Participant]):
             identity = self._identities[client] if self._identities else None
             self._made[client] = Participant(local, identity)
         return self._made[client]
+
+    def examples_of(self, client: ClientId) -> Examples:
+        """What a client trains on: all that it has, or that up to its period's cut-off."""
+        found = self[client].local.data if client in self._made else None
+        if isinstance(found, SimulatedData) and found.cutoff is not None:
+            return found.cut.of(int(client), found.cutoff)
+        return self._data.of(int(client))
 
     def secret_of(self, client: int) -> Secret:
         """A client's lasting secret."""
@@ -170,7 +239,7 @@ class Training:
         them. `on_setup` is called as the set-up progresses.
         """
         self.entropy: Entropy = entropy or run_root(folder)
-        ledgers = Ledgers(plan)
+        ledgers, given = Ledgers(plan), task
         # Of those who train, once a validation part is held out.
         groups = cohorts_of(plan).formed(eligible(EarlyStopping.of(task, plan)[0].data, plan))
         charged = ledgers.charge_setup
@@ -185,7 +254,13 @@ class Training:
         self.tables: dict[str, StoredTable] = {}
         self.local: dict[str, StoredTable] = {}
         indicator = None if self.setup is None else self.setup.indicator
-        self.clients = Clients(task, self.bound, plan, self.entropy, indicator, ledgers, self.local)
+        secret_of = partial(lasting_secret, self.entropy, plan.federation)
+        cut = None
+        if plan.simulation.cuts_data:
+            cut = CutData(given, plan, self.bound, secret_of)
+        self.clients = Clients(
+            task, self.bound, plan, self.entropy, indicator, ledgers, self.local, cut
+        )
         for t in self.bound.tables:
             if t.local:
                 self.local[t.name] = OwnRows(self.bound, t.name, task.data, self.clients.secret_of)
@@ -222,6 +297,9 @@ class Training:
             noisy=True,
             popularity=self.popularity,
         )
+        if cut is not None:
+            assert isinstance(self.federation, EpochFederation), "a plan is checked with its task"
+            self.federation.cutoffs = cut.cutoff
         self.last_round = 0
         self.residuals: LazyTable | None = None
         if plan.update.error_feedback and folder is not None:
@@ -343,7 +421,7 @@ class Training:
     def job(self, client: ClientId, submodel: Submodel, round_id: RoundId | None = None) -> Job:
         """What this client trains: the submodel, its examples, its own local rows and its coins;
         outside a round all its examples, and nobody's coins."""
-        examples = self.task.data.of(int(client))
+        examples = self.clients.examples_of(client)
         own = {
             name: TablePart(ids, self.local[name].values(ids))
             for name, ids in self.bound.local_row_ids_of(examples).items()
@@ -357,7 +435,7 @@ class Training:
         """All that a client's examples touch, as it is now."""
         softmax = self.bound.candidates
         rows = self.bound.all_row_ids_of(
-            self.task.data.of(int(client)),
+            self.clients.examples_of(client),
             None if softmax is None else self.clients[client].local.real[softmax.root],
         )
         parts = {

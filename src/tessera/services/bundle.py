@@ -299,6 +299,13 @@ def pack_task(plan: Plan, data: Path | None) -> Bundle:
             f"task {task.name!r} has two models, and a federation trains one",
             hint=f'a federation with model = "{one}" and another with model = "{other}" in [task]',
         )
+    if plan.grouped and plan.groups.period and task.data.timeline is None:
+        raise ConfigError(
+            f"[groups] period = {plan.groups.period} with task {task.name!r}, whose data have no "
+            "times: there is nothing to cut a new period's data by, and what is fixed on arrival "
+            "shows whose it is",
+            hint="period = 0, or data with times",
+        )
     plan = complete(plan, task)
     task = cohorts_of(plan).task_of(task)
     module = task.build(plan.seed)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -67,7 +68,9 @@ class GroupClientService:
         local: MakeLocal,
         train: Train,
         entropy: Entropy,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        self._clock = clock
         self.journal, self.plan, self.me, self.name = journal, plan, me, name_of(me)
         self.group, self._key = group, key
         self._make_local, self._train, self._entropy = local, train, entropy
@@ -128,7 +131,7 @@ class GroupClientService:
     def leaves_in(self) -> float:
         """Seconds until what is stored may be sent."""
         stored = self.journal.fact(self.name, LEAVES_AT)
-        left = 0.0 if stored is None else float(stored) - time.time()
+        left = 0.0 if stored is None else float(stored) - self._clock()
         return min(max(0.0, left), self.plan.groups.delay)  # whatever the clock was set to
 
     @property
@@ -151,7 +154,7 @@ class GroupClientService:
         """A question that was not asked before."""
         if self.role is None:
             raise MisuseError(f"{self.name} has not joined")
-        (question,) = self.role.fetch(int.from_bytes(os.urandom(8), "big"))
+        (question,) = self.role.fetch(int.from_bytes(os.urandom(8), "big"), self._clock())
         return question.data
 
     def take(self, data: bytes) -> None:
@@ -169,7 +172,7 @@ class GroupClientService:
                 self.local.settle(last, counted=False, by=Word.SERVER)
             self._in_hand = self._epoch not in (before, None) or bool(out)
             if self._epoch not in (before, None):
-                leaves = time.time() + self.plan.groups.delay
+                leaves = self._clock() + self.plan.groups.delay
                 self.journal.set_fact(self.name, LEAVES_AT, str(leaves).encode())
             self._send(out)
             self._store()

@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -47,6 +48,9 @@ DELIVERED: Final = "delivered"
 RETIRED: Final = "retired "
 CACHED: Final = 64
 """Groups whose roles stay in memory."""
+CUTOFF: Final = "cut-off "
+BEFORE_NOW: Final = 300
+"""Seconds that a cut-off has passed when it is named: so much may a client's clock be slow."""
 WAIT: Final = 1
 """Seconds until a client asks again; the leader holds its question as long as [service] poll."""
 NOT_COME: Final = "a member has not come for too long"
@@ -110,10 +114,12 @@ class GroupLeaderService:
         first_model: Callable[[], ServerModel],
         entropy: Entropy,
         drawn: DrawnGroups | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """`drawn`: how the groups were, for those whose draw had most void snapshots before it."""
         self.drawn = drawn or DrawnGroups(size=plan.group_size)
         self.journal, self.plan, self.groups = journal, plan, tuple(groups)
+        self._clock = clock
         self._of = {c: at for at, group in enumerate(self.groups) for c in group.members}
         self._first_model, self._entropy = first_model, entropy
         self.load()
@@ -369,12 +375,29 @@ class GroupLeaderService:
             del self._held[at]
             self.news.update(self.groups[at].members)
 
+    # --- periods --------------------------------------------------------------------------------
+
+    def _cutoff(self, snapshot: int, period: int) -> int | None:
+        """Inside a step: that of a period, the same for all groups of a snapshot, named when the
+        first of them begins it. None if none has passed that is later than the last one."""
+        name = f"{CUTOFF}{snapshot} {period}"
+        if (stored := self.journal.fact(SERVER, name)) is not None:
+            return int(stored)
+        cutoff = int(self._clock()) - BEFORE_NOW
+        before = self.journal.fact(SERVER, f"{CUTOFF}{snapshot} {period - 1}")
+        if before is not None and cutoff <= int(before):
+            return None
+        self.journal.set_fact(SERVER, name, str(cutoff).encode())
+        return cutoff
+
     # --- roles on disk --------------------------------------------------------------------------
 
     def _role(self, at: int) -> EpochServer:
         role = self._changed.get(at) or self._cached.get(at)
         if role is None:
-            setup = EpochServerSetup(plan=self.plan, group=self.groups[at], wait=WAIT)
+            group = self.groups[at]
+            cutoffs = partial(self._cutoff, group.snapshot)
+            setup = EpochServerSetup(plan=self.plan, group=group, wait=WAIT, cutoffs=cutoffs)
             found = stored_role(self._links, at)
             if found is None:
                 role = EpochServer(setup)

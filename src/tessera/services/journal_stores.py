@@ -19,6 +19,7 @@ import numpy as np
 from tessera import wire
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.secret import Secret
+from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
 from tessera.learning.compression import Offer, Residual
@@ -129,6 +130,7 @@ def _value(plain: Any) -> Any:
 
 LAST_ROUND: Final = "last round"
 SECRET: Final = "secret"
+EXAMPLES: Final = "examples of the period"
 AGREEMENT: Final = "agreement"
 KEYS: Final = "keys"
 RESIDUAL: Final = "residual"
@@ -400,6 +402,27 @@ def _agreement_text(agreement: Agreement) -> bytes:
 def _agreement(text: bytes) -> Agreement:
     plan, decoys, catalogue = json.loads(text)
     return Agreement(plan=bytes.fromhex(plan), decoys=decoys, catalogue=bytes.fromhex(catalogue))
+
+
+class JournalExamples:
+    """The examples of a client's period, as they were when it began: whatever its data become."""
+
+    def __init__(self, journal: Journal, party: str) -> None:
+        self._journal, self._party = journal, party
+
+    def load(self) -> Examples | None:
+        """None before the first period."""
+        stored = self._journal.fact(self._party, EXAMPLES)
+        if stored is None:
+            return None
+        with np.load(io.BytesIO(stored), allow_pickle=False) as columns:
+            return Examples({name: columns[name] for name in columns.files})
+
+    def keep(self, examples: Examples) -> None:
+        """Inside the step that begins the period."""
+        written = io.BytesIO()
+        np.savez(written, allow_pickle=False, **examples.fields)
+        self._journal.set_fact(self._party, EXAMPLES, written.getvalue())
 
 
 class JournalRows:

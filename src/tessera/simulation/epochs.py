@@ -36,7 +36,8 @@ from tessera.rounds.cohorts import FixedGroup as Members
 from tessera.rounds.course import Evaluate
 from tessera.rounds.epochs.client import EpochClient, EpochClientSetup
 from tessera.rounds.epochs.course import EpochCourse
-from tessera.rounds.epochs.group import GroupEpochs, MemoryVectors
+from tessera.rounds.epochs.group import Cutoffs, GroupEpochs, MemoryVectors, all_data
+from tessera.rounds.epochs.messages import PeriodRecord
 from tessera.rounds.epochs.server import EpochServer, EpochServerSetup
 from tessera.rounds.epochs.vectors import UpdateLayout
 from tessera.rounds.epochs.work import MemberWork
@@ -128,6 +129,7 @@ class MemoryVisit(Visit):
     def offer_rows(self) -> None:
         assert self.group.at.open is not None
         header = self.group.at.open.header
+        self.work.begin(self.group.at.open.record)
         self.work.freeze(header.period, self.entropy)
         words = self.work.union_words(header.period, header.epoch, self.coins)
         _in_memory(self.group).add(self.work.me, words)
@@ -135,6 +137,7 @@ class MemoryVisit(Visit):
     def fetch(self) -> Submodel:
         at = self.group.at.open
         assert at is not None and at.base is not None
+        self.work.begin(at.record)
         self.work.charge(at.header.epoch, at.header.period)
         self.chosen = self.work.selection(at.header.period, self._union, self.coins)
         return self.work.submodel(at.base.message, self.chosen)
@@ -320,8 +323,9 @@ class EpochFederation(Federation):
         """A group at its beginning, carried or in memory."""
         group = self._fixed_group(number, members)
         if not self._is_carried(number):
-            return GroupEpochs(self.plan, group, MemoryVectors(frozenset(members)))
-        server = EpochServer(EpochServerSetup(plan=self.plan, group=group))
+            vectors = MemoryVectors(frozenset(members))
+            return GroupEpochs(self.plan, group, vectors, cutoffs=self.cutoffs)
+        server = EpochServer(self._server_setup(group))
         carried = self._real[number] = CarriedGroup(server, {})
         for client in members:
             carried.clients[client], out = EpochClient.join(self._setup_of(client, group))
@@ -360,6 +364,12 @@ class EpochFederation(Federation):
     def _keys(self) -> dict[ClientId, SigningKey]:
         """Of those that somebody was invited with; drawn once."""
         return {}
+
+    cutoffs: Cutoffs = staticmethod(all_data)
+    """Of the periods' data; those of a task with times may be given."""
+
+    def _server_setup(self, group: FixedGroup) -> EpochServerSetup:
+        return EpochServerSetup(plan=self.plan, group=group, cutoffs=self.cutoffs)
 
     def _setup_of(self, client: ClientId, group: FixedGroup) -> EpochClientSetup:
         return EpochClientSetup(
@@ -565,8 +575,8 @@ class EpochFederation(Federation):
 
     def _woken(self, number: int, group: FixedGroup, stored: GroupAtRest) -> GroupEpochs:
         if not stored.clients:
-            return memory_woken(self.plan, group, stored.server)
-        server = stored.server.woken(EpochServer, EpochServerSetup(plan=self.plan, group=group))
+            return memory_woken(self.plan, group, stored.server, self.cutoffs)
+        server = stored.server.woken(EpochServer, self._server_setup(group))
         clients = {
             client: role.woken(EpochClient, self._setup_of(client, group))
             for client, role in stored.clients.items()
@@ -577,8 +587,12 @@ class EpochFederation(Federation):
 
     def _recharge(self, group: GroupEpochs, client: ClientId) -> None:
         """What this member froze and was charged for, in the order in which it happened."""
-        work = self._work(group, client)
+        work, begun = self._work(group, client), 0
         for epoch, period, kind in group.met_by(client):
+            if period != begun:
+                cutoff, begun = self.cutoffs(period), period
+                assert cutoff is not None, "a period that has begun has a cut-off"
+                work.begin(PeriodRecord(period=period, cutoff=cutoff))
             if kind is EpochKind.UNION:
                 work.freeze(period, self._entropy)
             else:

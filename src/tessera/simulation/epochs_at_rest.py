@@ -19,7 +19,7 @@ from tessera.learning.compression import Offer
 from tessera.learning.tables.submodel import TablePart
 from tessera.plan import Plan
 from tessera.protocols.epochs.group import MAX_GROUP, FixedGroup
-from tessera.rounds.epochs.group import GroupEpochs, GroupProgress, MemoryVectors
+from tessera.rounds.epochs.group import Cutoffs, GroupEpochs, GroupProgress, MemoryVectors
 from tessera.rounds.local_state import LocalState
 from tessera.simulation.subcohort import SimulatedRows
 from tessera.wire import stored
@@ -80,12 +80,12 @@ def memory_at_rest(group: GroupEpochs) -> RoleAtRest:
     )
 
 
-def memory_woken(plan: Plan, group: FixedGroup, found: RoleAtRest) -> GroupEpochs:
+def memory_woken(plan: Plan, group: FixedGroup, found: RoleAtRest, cutoffs: Cutoffs) -> GroupEpochs:
     context = Context(found.by_digest)
     state, _ = stored.unpacked(found.snapshot, _owner(group), (MemoryGroup,), context)
     header = None if state.at.open is None else state.at.open.header
     vectors = MemoryVectors(frozenset(group.members), header, set(state.there), state.sum)
-    return GroupEpochs(plan, group, vectors, at=state.at)
+    return GroupEpochs(plan, group, vectors, at=state.at, cutoffs=cutoffs)
 
 
 def _owner(group: FixedGroup) -> Owner:

@@ -29,7 +29,13 @@ from tessera.protocols.epochs.member import GroupMember, MemberSetup
 from tessera.protocols.epochs.messages import ComeBack
 from tessera.protocols.machine import Follower, Left, Moved, Outbound, Steps
 from tessera.rounds import delivery, select
-from tessera.rounds.epochs.messages import FROM_SERVER, EpochWork, MaybeUnion, header_of
+from tessera.rounds.epochs.messages import (
+    FROM_SERVER,
+    EpochWork,
+    MaybeUnion,
+    PeriodRecord,
+    header_of,
+)
 from tessera.rounds.epochs.vectors import UpdateLayout
 from tessera.rounds.epochs.work import MemberWork
 from tessera.rounds.local_state import LocalState, Word
@@ -49,6 +55,8 @@ class BetweenVisits:
 
     member: Member
     period: Annotated[int, wire.U32] = 0
+    cutoff: Annotated[int, wire.U64] = 0
+    """Of the data of `period`, which are fixed."""
     union: MaybeUnion = None
 
 
@@ -59,6 +67,7 @@ class TrainingBase:
 
     member: Member
     period: Annotated[int, wire.U32]
+    cutoff: Annotated[int, wire.U64]
     union: MaybeUnion
     base: Annotated[Kept[Download], ByDigest(Download)]
 
@@ -95,6 +104,7 @@ class EpochClient(Follower[EpochClientSetup]):
         self.plan = setup.plan.group_plan
         self.work = MemberWork(self.plan, setup.party, setup.local)
         self._chosen: tuple[Any, Selection] | None = None  # of this state, worked out once
+        self._now: float | None = None
 
     def _supplied(self) -> Mapping[str, Any]:
         return {"member": lambda data, kept: GroupMember.wake(data, kept, self.setup.member)}
@@ -155,8 +165,10 @@ class EpochClient(Follower[EpochClientSetup]):
 
     # --- what its carrier does ------------------------------------------------------------------
 
-    def fetch(self, visit: int) -> list[Outbound]:
-        """Ask what is due; `visit` is a number that was not used before."""
+    def fetch(self, visit: int, now: float | None = None) -> list[Outbound]:
+        """Ask what is due; `visit` is a number that was not used before. `now`, in seconds since
+        1970: a cut-off that has not passed is refused; None where there is no clock."""
+        self._now = now
         return self._member.fetch(visit)
 
     def supply(self, update: ModelUpdate | None) -> list[Outbound]:
@@ -172,7 +184,9 @@ class EpochClient(Follower[EpochClientSetup]):
             state.member.coins,
         )
         out = state.member.deliver(words, entropy=self.setup.entropy)
-        following = BetweenVisits(member=state.member, period=state.period, union=state.union)
+        following = BetweenVisits(
+            member=state.member, period=state.period, cutoff=state.cutoff, union=state.union
+        )
         self._move(following, b"")
         return out
 
@@ -202,11 +216,20 @@ class EpochClient(Follower[EpochClientSetup]):
         )
         if made != header:
             raise self._fault("sent other inputs than the epoch's header has digests of")
+        self._check_cutoff(state, work.record)
+        if work.record.period != state.period:
+            self.work.begin(work.record)
         if base is None:
-            return self._offered(state, header), member.resend()
+            return self._offered(state, work.record), member.resend()
         if isinstance(state, BetweenVisits):
             self.work.charge(header.epoch, header.period)
-        following = TrainingBase(member=member, period=header.period, union=union, base=base)
+        following = TrainingBase(
+            member=member,
+            period=header.period,
+            cutoff=work.record.cutoff,
+            union=union,
+            base=base,
+        )
         self._submodel(following)  # or it leaves
         return following, []
 
@@ -228,13 +251,29 @@ class EpochClient(Follower[EpochClientSetup]):
         elif self.plan.has_union and union is None:
             raise self._fault(f"asked for an update in period {header.period} before its union")
 
-    def _offered(self, state: Any, header: EpochHeader) -> BetweenVisits:
+    def _check_cutoff(self, state: BetweenVisits | TrainingBase, record: PeriodRecord) -> None:
+        """A period has one cut-off, which has passed, later than that of the period before."""
+        data, cutoff = self.setup.local.data, record.cutoff
+        if record.period == state.period:
+            if cutoff != state.cutoff:
+                raise self._fault(f"named two cut-offs of period {record.period}")
+            return
+        if cutoff < state.cutoff or cutoff == state.cutoff != 0:
+            raise self._fault(
+                f"named a cut-off of period {record.period} that is not later than the last one"
+            )
+        if cutoff == 0 and data is not None and data.timed:
+            raise self._fault(f"named no cut-off of period {record.period}")
+        if self._now is not None and cutoff > self._now:
+            raise self._fault(f"named a cut-off of period {record.period} that has not passed")
+
+    def _offered(self, state: Any, record: PeriodRecord) -> BetweenVisits:
         """Freeze the period's rows and deliver them under the union's encoding."""
         member, entropy = state.member, self.setup.entropy
-        self.work.freeze(header.period, entropy)
-        words = self.work.union_words(header.period, header.epoch, member.coins)
+        self.work.freeze(record.period, entropy)
+        words = self.work.union_words(record.period, member.due.epoch, member.coins)
         member.deliver(words, entropy=entropy)
-        return BetweenVisits(member=member, period=header.period)
+        return BetweenVisits(member=member, period=record.period, cutoff=record.cutoff)
 
     def _opened_union(self, data: bytes, known: Kept[UnionOpened] | None) -> Kept[UnionOpened]:
         """A union is bounded by the plan before anything is made of it."""

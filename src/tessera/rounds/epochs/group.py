@@ -12,7 +12,7 @@ or in the memory of a simulation (`MemoryVectors`), as the trusted party of a pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Final, Protocol
 
@@ -40,6 +40,15 @@ from tessera.wire.stored import ByDigest, Kept
 UNDECODED: Final = "its unions do not decode"
 MAX_EPOCHS: Final = 1 << 24
 OUTSIDE: Final = "its sums are not those of honest members"
+
+Cutoffs = Callable[[int], int | None]
+"""The cut-off of a period's data, by the period's number, in seconds since 1970. None: none has
+passed yet that is later than the last one, and the period does not begin."""
+
+
+def all_data(period: int) -> int | None:
+    """No cut-off: everything is there from the beginning."""
+    return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +142,8 @@ class GroupProgress:
 
     number: Annotated[int, wire.U64] = 0
     period: Annotated[int, wire.U32] = 1
+    cutoff: Annotated[int | None, wire.Maybe(wire.U64)] = None
+    """Of the data of this period; None before it is named, with the first epoch."""
     updates: Annotated[int, wire.U32] = 0
     failures: Annotated[int, wire.U32] = 0
     """In a row: unions that did not decode, or sums that were out of bounds."""
@@ -149,13 +160,16 @@ class GroupEpochs:
     """One group: which epoch is open, what members are given, and what came of it."""
 
     def __init__(
-        self, plan: Plan, group: FixedGroup, vectors: Vectors, at: GroupProgress | None = None
+        self,
+        plan: Plan,
+        group: FixedGroup,
+        vectors: Vectors,
+        at: GroupProgress | None = None,
+        cutoffs: Cutoffs = all_data,
     ) -> None:
         """`plan` is the federation's; the agreement within the group follows from it."""
         self.plan, self.group, self.vectors = plan.group_plan, group, vectors
-        self.cutoff = 0
-        """Of the data of the next period, in seconds since 1970; 0: all there are."""
-        self.at = at or GroupProgress()
+        self.at, self._cutoffs = at or GroupProgress(), cutoffs
         self._noise = resolve(self.plan).noise
 
     # --- what is due ----------------------------------------------------------------------------
@@ -202,9 +216,18 @@ class GroupEpochs:
             self.vectors.fix(self.at.open.header)
         return self.at.open
 
+    @property
+    def record(self) -> PeriodRecord:
+        """Of the period under way: named with its first epoch, and the same to its end."""
+        if self.at.cutoff is None:
+            self.at.cutoff = self._cutoffs(self.at.period)
+        if self.at.cutoff is None:
+            raise MisuseError(f"group {self.group.number}: period {self.at.period} has no cut-off")
+        return PeriodRecord(period=self.at.period, cutoff=self.at.cutoff)
+
     def _fixed(self, model: ServerModel, round_id: RoundId) -> OpenEpoch:
         at, plan = self.at, self.plan
-        record, base = PeriodRecord(period=at.period, cutoff=self.cutoff), None
+        record, base = self.record, None
         if not self._needs_union:
             rows = self._union_rows(model)
             sent = SentModel(plan, model.dense, model.tables, lambda: rows)
@@ -250,8 +273,14 @@ class GroupEpochs:
         at.failures = 0
         at.updates += 1
         if self.plan.groups.period and at.updates >= self.plan.groups.period:
-            at.period, at.updates, at.union = at.period + 1, 0, None
+            self._begin_period()
         return result
+
+    def _begin_period(self) -> None:
+        """The next period, if a later cut-off has passed; or else after a later update."""
+        at = self.at
+        if (cutoff := self._cutoffs(at.period + 1)) is not None:
+            at.period, at.cutoff, at.updates, at.union = at.period + 1, cutoff, 0, None
 
     def _take_union(self, total: Words, header: EpochHeader) -> None:
         decoded = self.plan.union_encoding(RoundId(header.epoch)).decode(total)

@@ -34,7 +34,8 @@ class PeriodRecord:
     """What a period is: examples and rows are those up to `cutoff`, which has passed.
 
     In seconds since 1970; 0: all data there are, in a simulation, where everything is there from
-    the beginning.
+    the beginning. It is named before anybody has fixed its data for the period: what appeared on
+    Wednesday is not held by a member that fixed its data on Monday.
     """
 
     period: Annotated[int, wire.U32]

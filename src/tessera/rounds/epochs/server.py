@@ -8,7 +8,7 @@ the carrier (`open_next`), from the model as it is then, before it hands on a fe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from tessera import wire
@@ -19,8 +19,14 @@ from tessera.protocols.epochs.group import FixedGroup, OfGroup
 from tessera.protocols.epochs.messages import FROM_MEMBER, Assignment
 from tessera.protocols.epochs.server import HOUR, GroupServer, GroupServerSetup
 from tessera.protocols.machine import Coordinator, Outbound, RoundOutcome
-from tessera.rounds.epochs.group import CarriedVectors, GroupEpochs, GroupProgress
-from tessera.rounds.epochs.messages import EpochWork, PeriodRecord
+from tessera.rounds.epochs.group import (
+    CarriedVectors,
+    Cutoffs,
+    GroupEpochs,
+    GroupProgress,
+    all_data,
+)
+from tessera.rounds.epochs.messages import EpochWork
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.words import RoundResult
 from tessera.wire.stored import Inner
@@ -37,11 +43,13 @@ class ServingGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochServerSetup(OfGroup):
-    """A group and the federation's plan; `wait`: seconds after which members are told to ask."""
+    """A group and the federation's plan; `wait`: seconds after which members are told to ask;
+    `cutoffs` names those of its periods."""
 
     plan: Plan
     group: FixedGroup
     wait: int = HOUR
+    cutoffs: Cutoffs = field(default=all_data, repr=False)
 
     party: ClassVar[Party] = SERVER
 
@@ -76,7 +84,8 @@ class EpochServer(Coordinator[EpochServerSetup]):
     def _resumed(self) -> None:
         if isinstance(self.state, ServingGroup):
             setup, vectors = self.setup, CarriedVectors(self.state.role)
-            self.epochs = GroupEpochs(setup.plan, setup.group, vectors, self.state.at)
+            at, cutoffs = self.state.at, setup.cutoffs
+            self.epochs = GroupEpochs(setup.plan, setup.group, vectors, at, cutoffs)
 
     @property
     def phase(self) -> str:
@@ -110,8 +119,8 @@ class EpochServer(Coordinator[EpochServerSetup]):
         """The assignment, with everything that its header has digests of and a member lacks."""
         at = self.epochs.at
         if at.open is None:  # to a member that does not remember its delivery of the last one
-            record = PeriodRecord(period=at.period, cutoff=0)
-            return Outbound.of(assigned.to, EpochWork(assignment=assigned.data, record=record))
+            work = EpochWork(assignment=assigned.data, record=self.epochs.record)
+            return Outbound.of(assigned.to, work)
         base, union = at.open.base, at.open.union
         first = at.open.header.epoch == at.union_epoch + 1  # who comes later has the union
         work = EpochWork(

@@ -20,6 +20,7 @@ from tessera.privacy.dp.events import THE_SUMS, THE_UNION, IndexAnswers
 from tessera.privacy.index.period import FrozenPeriod, freeze
 from tessera.rounds import delivery, encode, select
 from tessera.rounds.encode import Clipped
+from tessera.rounds.epochs.messages import PeriodRecord
 from tessera.rounds.epochs.vectors import UpdateLayout
 from tessera.rounds.local_state import LocalState, check_rows
 from tessera.rounds.messages import Download, UnionOpened
@@ -41,7 +42,12 @@ class MemberWork:
         self.clipped, self.broken = Clipped(), ""
         self.written: dict[str, Ids] = {}
 
-    # --- the union, once a period ---------------------------------------------------------------
+    # --- once a period --------------------------------------------------------------------------
+
+    def begin(self, record: PeriodRecord) -> None:
+        """Fix the data of a new period: those up to its cut-off, whenever this member comes."""
+        if self.local.data is not None:
+            self.local.real = self.local.data.up_to(record.cutoff)
 
     def freeze(self, period: int, entropy: Entropy) -> None:
         """Fix this period's rows, durably, before anything of them is sent."""
