@@ -386,15 +386,26 @@ def test_no_number_is_drawn_twice_whatever_is_tried_after_a_kill(
         assert len(seen) <= most, (party, value)
 
 
-def test_a_party_that_has_revealed_refuses_another_snapshot(keys: Path) -> None:
-    """The authority's folder is put back to before the snapshot, and others are admitted."""
+@pytest.mark.parametrize("last", ["snapshot-2", "value-2", "drawn-2"])
+def test_a_party_that_has_revealed_refuses_another_snapshot(
+    keys: Path, last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after the leader's file of this name; then the authority's folder is put back to
+    before the snapshot, and others are admitted."""
     shutil.copytree(keys / "authority", keys.parent / "backup")
-    add(keys)
+
+    def until(path: Path, data: bytes) -> None:
+        write_once(path, data)
+        if path == keys / "leader" / last:
+            raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(membership, "write_once", until)
+        add(keys)
+    (keys / "leader" / "drawn-2").unlink(missing_ok=True)
     shutil.rmtree(keys / "authority")
     shutil.copytree(keys.parent / "backup", keys / "authority")
-    for name in ("drawn-2",):
-        (keys / "leader" / name).unlink()
-    with pytest.raises(GroupFault, match="snapshot 2: does not follow"):
+    with pytest.raises(ForkedSnapshot, match="snapshot 2: does not follow"):
         add(keys, 11)
 
 
