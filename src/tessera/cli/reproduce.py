@@ -4,6 +4,7 @@ sfsl         section 6 of Niu et al. 2020: bytes, seconds, memory, curves
 fedmmf       section 4 of Yang et al. 2021: ratings under private masks
 fsl-tables   section 7 of Cui et al. 2022: two servers, point functions
 fsl-accuracy Tables 7 and 8 of the same: accuracy with the largest changes only
+fedrec       recommenders of the literature beside ours, by both protocols of ranking
 subject-dp   what Marathe and Kanani 2022 left to do: utility of privacy per person, measured
 
 Each is a module of the same name in `papers/`, with the names of its `PARTS`, those that are made
@@ -29,7 +30,7 @@ from tessera.cli.format import AsJson, DataFolder
 from tessera.errors import ConfigError, __version__
 from tessera.report.progress import progress
 
-WORKS: Final = ("sfsl", "fedmmf", "fsl-tables", "fsl-accuracy", "subject-dp")
+WORKS: Final = ("sfsl", "fedmmf", "fsl-tables", "fsl-accuracy", "subject-dp", "fedrec")
 """Loaded when they are asked for: some need torch."""
 CHECKOUT: Final = Path(__file__).resolve().parents[3]
 """Where this file lies in a checkout. An installed package has no `papers/` there."""
@@ -43,7 +44,7 @@ def reproduce(
             help="Parts, separated by commas. sfsl: bytes, time, memory, and curves (takes hours, "
             "not a default); fedmmf: table4, attacks, figure4, paths; "
             "fsl-tables: table3, table4, table5, table6, din; fsl-accuracy: trec, mnist; "
-            "subject-dp: utility, noise, users, index."
+            "subject-dp: utility, noise, users, index; fedrec: ml-100k, ml-1m, lastfm, amazon."
         ),
     ] = None,
     quick: Annotated[
@@ -67,7 +68,8 @@ def reproduce(
         str,
         typer.Option(
             help="Curves: only these of central, fedavg, cpp1 (no cover) to cpp5 (the whole "
-            'union). fsl-accuracy: only these rows, such as "1 % of rows".'
+            'union). fsl-accuracy: only these rows, such as "1 % of rows". fedrec: only these of '
+            "baselines, FedMF, PFedRec, next+pairs."
         ),
     ] = "",
     data: DataFolder = None,
