@@ -169,7 +169,7 @@ def scores_of(training: Training, name: str) -> ItemScores:
     table = training.tables[ITEMS]
     items = table.values(np.arange(bound[ITEMS].rows, dtype=np.uint64)).astype(np.float64)
     own = training.local[OWN]
-    learner = BilinearLearner(training.local_training, tuned=name == "PFedRec")
+    learner = BilinearLearner(training.plan.local_training, tuned=name == "PFedRec")
     eligible = frozenset(training.clients.eligible)
 
     def scores(some: Examples) -> Doubles:

@@ -49,7 +49,7 @@ def trained(data, name, rounds=2):
 def test_a_client_steps_down_the_gradient_of_its_own_cross_entropy(data, name):
     """PFedRec: first the score function, then the items with the new one."""
     training, tuned = trained(data, name, rounds=1), name == "PFedRec"
-    settings = replace(training.local_training, rate=0.7, table_rate=0.3)
+    settings = replace(training.plan.local_training, rate=0.7, table_rate=0.3)
     job = training.job(ClientId(3), training._whole(ClientId(3)))
     ids = job.submodel.trained[ITEMS].astype(np.int64)
     at = torch.tensor(np.searchsorted(ids, job.examples["item"]))
