@@ -1,6 +1,6 @@
-"""Builds the optional C kernel; everything else about the package is in pyproject.toml.
+"""Builds the optional C libraries; everything else about the package is in pyproject.toml.
 
-Without a C compiler the build goes on without it, and the NumPy twin is used
+Without a C compiler the build goes on without them, and NumPy or PyTorch does the same
 (`tessera doctor` says so).
 """
 
@@ -20,4 +20,12 @@ KERNEL = Extension(
     optional=True,
 )
 
-setup(ext_modules=[KERNEL], options={"bdist_wheel": {"py_limited_api": "cp311"}})
+LAGS = Extension(
+    "tessera.learning.models._lags",
+    sources=["src/tessera/learning/models/lags.c"],
+    extra_compile_args=["-O3", "-g0"],
+    py_limited_api=True,
+    optional=True,
+)
+
+setup(ext_modules=[KERNEL, LAGS], options={"bdist_wheel": {"py_limited_api": "cp311"}})

@@ -1,4 +1,9 @@
-"""Last.fm 2K (HetRec 2011) as ratings: how often a user has listened to an artist, in five bins.
+"""Last.fm 2K (HetRec 2011): how often a user has listened to an artist.
+
+As sequences every artist of a user counts, whatever the plays. There are no times: the order, and
+with it which artist is held out, is a public draw.
+
+As ratings plays are in five bins.
 
 A play count becomes 1 to 5 by the quintiles of all play counts of the set, so more plays never
 give a lower rating and equal counts get the same one. The paper on FedMMF (section 4.1) also rates
@@ -31,6 +36,8 @@ from tessera.data.ratings import (
     rating_data,
 )
 from tessera.data.row_names import RowNames
+from tessera.data.sequences import LENGTH, SequenceData, Sequences, sequence_data
+from tessera.data.split import TEST
 from tessera.data.tags import Tagging, tag_attributes
 from tessera.errors import ConfigError
 
@@ -89,6 +96,57 @@ def ratings_lastfm(
             "binning, in a deployment": "quintiles use every user's counts: take them through a "
             "secure sum, or fix them in advance",
             **tagging.facts(),
+        },
+    )
+
+
+def sequences_lastfm(
+    folder: Path | str | None = None,
+    *,
+    least: int = 5,
+    history: int = LENGTH,
+    part: str = TEST,
+    seed: int = 0,
+) -> SequenceData:
+    """What users listened to, in an order drawn by `seed`; artists with `least` listeners or more.
+
+    The file has a user's artists by plays: in its order the least played would be held out.
+    """
+    if least < 1:
+        raise ConfigError(f"sequences-lastfm: least = {least}", hint="1 or more")
+    ids, names = _artists(folder)
+    user, artist, _ = _plays(folder)
+    item = _rows(ids, artist)
+    pairs = np.unique(np.stack([user, item], 1)[item >= 0], axis=0)
+    listeners = np.bincount(pairs[:, 1], minlength=len(ids))
+    known = np.flatnonzero(listeners >= least)
+    pairs = pairs[np.isin(pairs[:, 1], known)]
+    if not len(pairs):
+        raise ConfigError(
+            f"sequences-lastfm: no artist has {least} listeners", hint="a lower least"
+        )
+    rows, clients = numbered(pairs[:, 0])
+    order = np.random.default_rng([seed, 2011]).permutation(len(pairs))
+    return sequence_data(
+        "sequences-lastfm",
+        Sequences.sorted(
+            rows,
+            np.searchsorted(known, pairs[:, 1]),
+            order,
+            users=len(clients),
+            items=len(known),
+        ),
+        items=len(known),
+        length=history,
+        part=part,
+        ordered=False,
+        ids={"user": RowNames.of(clients), "item": RowNames.of(ids[known])},
+        titles=tuple(names[at] for at in known),
+        facts={
+            "source": f"{SOURCE.title}, {SOURCE.publisher}",
+            "event": "a user listened to an artist, however often",
+            "order": f"none was published: drawn by seed {seed}, so that any artist is held out",
+            "artists with fewer listeners, left out": int((listeners < least).sum()),
         },
     )
 

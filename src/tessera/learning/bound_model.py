@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -230,6 +230,10 @@ class BoundModel:
 
     # The examples
 
+    def fields_of(self, name: str) -> tuple[str, ...]:
+        """The fields that name rows of a table, or of one that shares its rows."""
+        return self._reads[self._leaders[name]]
+
     def row_ids_of(self, examples: Examples) -> dict[str, Ids]:
         """The rows these examples touch, for tables that are fetched and follow no other."""
         return self._touched(examples, local=False)
@@ -244,9 +248,10 @@ class BoundModel:
         Where there is a softmax, `candidates` are the rows it is over; without them it is over
         those that the examples touch.
         """
-        rows = self.row_ids_of(examples) | self.local_row_ids_of(examples)
+        given: dict[str, Ids] = {}
         if self.candidates is not None and candidates is not None:
-            rows[self.candidates.root] = candidates
+            given[self.candidates.root] = candidates
+        rows = self._touched(examples, local=False, given=given) | self.local_row_ids_of(examples)
         for name, to in self._maps.items():
             rows[name] = to.row_ids(rows[to.parent.name])
         return rows
@@ -261,8 +266,15 @@ class BoundModel:
         client's first clicks are examples too. A single id that is "none" asks for no row and stays
         as well.
         """
+        return self.cut_with_places(examples, trained)[0]
+
+    def cut_with_places(
+        self, examples: Examples, trained: Mapping[str, Ids]
+    ) -> tuple[Examples, dict[str, npt.NDArray[np.int64]]]:
+        """The same, and by field where its ids stand among the trained rows, -1 for "none"."""
         keep = np.ones(len(examples), dtype=np.bool_)
         fields: dict[str, npt.NDArray[Any]] = {}
+        places: dict[str, npt.NDArray[np.int64]] = {}
         for name, reads in self._reads.items():
             table = self._by_name[name]
             if table.local:
@@ -271,15 +283,19 @@ class BoundModel:
                 raise MisuseError(f"table {name!r}: the trained rows are missing")
             for own in reads:
                 ids = self._column(examples, own, table)
-                _, there = _search(ids, trained[name])
+                at, there = _search(ids, trained[name])
+                places[own] = at
+                if there.all():
+                    continue
                 if ids.ndim == 1:
                     keep &= there | (ids < 0)
                     continue
                 keep &= there.any(axis=1) | (ids < 0).all(axis=1)
                 fields[own] = np.where(there, ids, NONE)
+        every = Examples({**examples.fields, **fields})
         if keep.all():
-            return Examples({**examples.fields, **fields})
-        return Examples({**examples.fields, **fields}).take(keep)
+            return every, places
+        return every.take(keep), {own: at[keep] for own, at in places.items()}
 
     def fetched_fields(self, examples: Examples) -> dict[str, dict[str, npt.NDArray[np.int64]]]:
         """The columns that name rows, by the table that they name them of; local tables aside.
@@ -292,17 +308,24 @@ class BoundModel:
             if not self._by_name[name].local
         }
 
-    def positions(self, examples: Examples, ids: Mapping[str, Ids]) -> Batch:
+    def positions(
+        self,
+        examples: Examples,
+        ids: Mapping[str, Ids],
+        known: Mapping[str, npt.NDArray[np.int64]] | None = None,
+    ) -> Batch:
         """A batch for a module that holds, of each table, only the rows in `ids`.
 
         Id fields become int64 positions in the table's `ids`, "none" becomes -1, derived fields are
         added; all else is as it was. Derived tables that are missing in `ids` hold exactly the rows
-        that follow from their parent's.
+        that follow from their parent's. `known` has the positions of some fields already.
         """
-        batch: Batch = dict(examples.fields)
+        batch: Batch = {**examples.fields, **(known or {})}
         for name, reads in self._reads.items():
             table = self._by_name[name]
             for own in reads:
+                if known is not None and own in known:
+                    continue
                 batch[own] = _positions(self._column(examples, own, table), ids[name], table)
         for name, what in self._derived.items():
             parent = self._maps[name].parent.name
@@ -334,11 +357,13 @@ class BoundModel:
         first[:, 1:] &= at[:, 1:] != at[:, :-1]
         return np.bincount(at[first], minlength=k).astype(np.int64)
 
-    def _touched(self, examples: Examples, *, local: bool) -> dict[str, Ids]:
-        touched = {}
+    def _touched(
+        self, examples: Examples, *, local: bool, given: Mapping[str, Ids] | None = None
+    ) -> dict[str, Ids]:
+        touched = dict(given or {})
         for name, leader in self._leaders.items():
             table = self._by_name[name]
-            if table.local != local or table.derived_from is not None:
+            if table.local != local or table.derived_from is not None or name in touched:
                 continue
             columns = [self._column(examples, own, table) for own in self._reads[leader]]
             flat = np.concatenate([column.reshape(-1) for column in columns])
@@ -363,6 +388,10 @@ class BoundModel:
         return column.astype(np.int64, copy=False)
 
 
+_LISTED: Final = 1 << 16
+"""Ids below this are found in a list of all of them, others by a search."""
+
+
 def _itself(ids: Ids) -> Ids:
     return ids
 
@@ -370,21 +399,28 @@ def _itself(ids: Ids) -> Ids:
 def _search(
     ids: npt.NDArray[np.int64], rows: Ids
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Where each id is among these rows, and whether it is; "none" never is."""
+    """Where each id is among these rows, -1 where it is not, and whether it is; "none" never is."""
     if rows.size == 0:
-        return np.zeros(ids.shape, np.int64), np.zeros(ids.shape, np.bool_)
+        return np.full(ids.shape, NONE, np.int64), np.zeros(ids.shape, np.bool_)
+    last = int(rows[-1])
+    if last < _LISTED:
+        places = np.full(last + 2, NONE, np.int64)
+        places[rows] = np.arange(rows.size)
+        at = places[np.clip(ids, NONE, last + 1)]
+        return at, at >= 0
     known = rows.astype(np.int64)
     at = np.searchsorted(known, ids)
     at[at == known.size] = 0
-    return at, (known[at] == ids) & (ids >= 0)
+    there = (known[at] == ids) & (ids >= 0)
+    return np.where(there, at, NONE), there
 
 
 def _positions(ids: npt.NDArray[np.int64], rows: Ids, table: BoundTable) -> npt.NDArray[np.int64]:
     """Positions in `rows`, -1 for "none"."""
     at, there = _search(ids, rows)
-    if not (there | (ids < 0)).all():
+    if not (there.all() or (there | (ids < 0)).all()):
         raise MisuseError(f"table {table.name!r}: a batch needs a row that is not at hand")
-    return np.where(there, at, NONE)
+    return at
 
 
 @dataclass(frozen=True, slots=True)

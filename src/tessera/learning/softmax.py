@@ -90,9 +90,18 @@ class Softmax:
         return self
 
 
+def _among(at_hand: Ids, own: Ids) -> npt.NDArray[np.bool_]:
+    """Which of the rows at hand are own; both ascending."""
+    found = np.zeros(at_hand.size, np.bool_)
+    at = np.searchsorted(at_hand, own)
+    at = at[at < at_hand.size]
+    found[at[at_hand[at] == own[: at.size]]] = True
+    return found
+
+
 def log_weights(rows: int, at_hand: Ids, own: Ids) -> Floats:
     """The same where all that are not own were drawn evenly."""
-    mine = np.isin(at_hand, own, assume_unique=True)
+    mine = _among(at_hand, own)
     drawn = int(np.count_nonzero(~mine))
     each = np.log((rows - np.count_nonzero(mine)) / drawn) if drawn else 0.0
     return np.where(mine, 0.0, each).astype(np.float32)
@@ -133,7 +142,7 @@ class SampledSoftmax(Softmax):
         return torch.logsumexp(logits, -1) - right.squeeze(-1)
 
     def log_weights(self, rows: int, at_hand: Ids, own: Ids) -> Floats:
-        mine = np.isin(at_hand, own, assume_unique=True)
+        mine = _among(at_hand, own)
         return np.where(mine, -np.inf, -np.log(self.chance(at_hand))).astype(np.float32)
 
     def chance(self, at_hand: Ids) -> Doubles:

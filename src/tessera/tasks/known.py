@@ -16,7 +16,7 @@ from tessera.data.alimama import alimama
 from tessera.data.amazon import amazon, sequences_amazon
 from tessera.data.examples import ClientData
 from tessera.data.interactions import Interactions
-from tessera.data.lastfm import RATINGS
+from tessera.data.lastfm import RATINGS, sequences_lastfm
 from tessera.data.mnist import mnist
 from tessera.data.movielens import (
     movielens_1m,
@@ -40,7 +40,7 @@ from tessera.learning.softmax import Softmax
 from tessera.learning.training.settings import LocalTraining
 from tessera.tasks import kinds, sequences
 from tessera.tasks.kinds import TaskKind
-from tessera.tasks.sequences import NEXT, SEQUENCES
+from tessera.tasks.sequences import NEXT, SEQUENCES, SETS
 from tessera.tasks.task import CentralSettings, PrivateSettings, Recommended, Task
 
 
@@ -593,6 +593,13 @@ TASKS: Final[Mapping[str, Known]] = {
         title="Amazon electronics, the next product",
         recommended=NEXT,
         kind=SEQUENCES,
+    ),
+    "sequences-lastfm": Known(
+        read=sequences_lastfm,
+        summary="Last.fm 2K, likewise: which artist a user listens to, without an order.",
+        title="Last.fm 2K, another artist",
+        recommended=NEXT,
+        kind=SETS,
     ),
     "plays": Known(
         read=plays,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -33,7 +34,7 @@ from tessera.tasks.kinds import TaskKind
 from tessera.tasks.task import Beside, CentralSettings, Recommended, Task
 
 NEXT: Final = Recommended(
-    training=LocalTraining(batch=50, examples=50, rate=1.0, decay=1.0, weight_decay=2e-4),
+    training=LocalTraining(batch=50, examples=50, rate=1.0, decay=1.0),
     server=ServerStep(
         optimizer="adam", rate=0.01, dense_rate=0.003, epsilon=1e-6, schedule="linear"
     ),
@@ -43,6 +44,8 @@ NEXT: Final = Recommended(
     max_rows=3_000,
     rounds=160,
 )
+L2: Final = 0.01
+"""On the rows of a client's step, beside the sum of its losses; chosen on validation parts."""
 _SUMMED: Final = Recommended(
     training=LocalTraining(batch=0, rate=1.0, decay=1.0), server=ServerStep(optimizer="sum")
 )
@@ -69,6 +72,7 @@ def sequence_task(
     penalty: float = 250.0,
     min_holders: int = 5,
     exact_pairs: bool = False,
+    any_order: bool = False,
 ) -> Task:
     """The next item, by a lag model ("next"), from sums of pair counts ("pairs"), or by both.
 
@@ -77,7 +81,9 @@ def sequence_task(
     less than 2,000 items), or a client's "own" negatives alone, as outside of groups. Of "pairs":
     `tau`, `penalty` and `min_holders` as in `learning/models/pairs.py` where their sums may be
     exact; else they have noise per user (`learning/models/noisy_pairs.py`). "next+pairs" trains the
-    one and sums up the other, and mixes their scores (`runs/standing.py`).
+    one and sums up the other, and mixes their scores (`runs/standing.py`). Data without times are a
+    set of items for each user: "pairs" is EASE then, and "next" takes the order they come in, if
+    `any_order` says so.
     """
     if not isinstance(data, SequenceData):
         raise ConfigError(f"task {data.name!r}: the data has no sequences")
@@ -89,6 +95,12 @@ def sequence_task(
         if not exact_pairs:
             return _noisy_pairs(data, title, metric)
         return _pairs(data, title, metric, pairs, min_holders)
+    if not (data.ordered or any_order):
+        raise ConfigError(
+            f"task {data.name!r}: no times, and what comes next has an order",
+            hint='time = "COLUMN", or model = "pairs", which needs none, or any_order = true for '
+            "the order of the file",
+        )
     drawn = negatives, _in_union(candidates, union_negatives, data.sizes["item"])
     if model == "next":
         return _next(data, title, recommended, metric, width, drawn, power)
@@ -137,11 +149,6 @@ def _next(
 ) -> Task:
     """`drawn` are negatives of a client by itself, and of a member of a group beside its union."""
     items, (negatives, in_union) = data.sizes["item"], drawn
-    if not data.ordered:
-        raise ConfigError(
-            f"task {data.name!r}: no times, and what comes next has an order",
-            hint='time = "COLUMN", or model = "pairs", which needs none',
-        )
     if not 1 <= negatives < items:
         raise ConfigError(
             f"task {data.name!r}: {negatives} negatives among {items:,} items",
@@ -173,9 +180,22 @@ def _next(
             union_negatives=min(in_union, negatives),
         ),
         metric=metric,
-        recommended=replace(recommended, max_rows=max(recommended.max_rows, longest)),
+        recommended=replace(
+            _penalised(recommended, data), max_rows=max(recommended.max_rows, longest)
+        ),
         architecture=architecture,
     )
+
+
+def _penalised(recommended: Recommended, data: SequenceData) -> Recommended:
+    """With L2 on the rows of a step, where a step adds up the losses of its examples.
+
+    Here it takes their mean: hence the number of examples that a client trains on, on average.
+    """
+    counts = data.events.counts
+    each = float(np.minimum(counts[counts > 0], recommended.training.examples).mean())
+    decay = float(f"{L2 / each:.2g}")
+    return replace(recommended, training=replace(recommended.training, weight_decay=decay))
 
 
 def _pairs(
@@ -287,6 +307,7 @@ _EXPLAINED: Final[Mapping[str, str]] = {
     "tau": "Of pairs: places after which an item counts a third.",
     "penalty": "Of pairs: what is added to the diagonal before the solve.",
     "min_holders": "Of pairs: clients that hold a pair that is published, at least.",
+    "any_order": "Of next without times: whether items may be taken in the order they come in.",
     "exact_pairs": "Of pairs: whether the server may have their exact sums; else they take [dp].",
 }
 
@@ -303,6 +324,9 @@ SEQUENCES: Final = TaskKind(
         "penalty",
         "min_holders",
         "exact_pairs",
+        "any_order",
     ),
     _EXPLAINED,
 )
+SETS: Final = replace(SEQUENCES, make=partial(sequence_task, any_order=True))
+"""Of data whose order is a public draw."""

@@ -23,9 +23,9 @@ ITEMS, BIASES = "items.weight", "biases.weight"
 
 
 class LagModel(nn.Module):
-    """Logits (B, K) over the items at hand from `history` (B, T), the latest item first.
+    """Logits (B, K) over the items at hand from a `sequence` (B, T), the latest item first.
 
-    `dropout` is of the residual layer, in training. `seed` alone decides the initial values.
+    `sequence` is the field that holds it. `dropout` is of the residual layer, in training. `seed` alone decides the initial values.
     """
 
     def __init__(
@@ -36,10 +36,11 @@ class LagModel(nn.Module):
         width: int = 64,
         dropout: float = 0.2,
         spread: float = 0.05,
+        sequence: str = "history",
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.dropout = dropout
+        self.dropout, self.sequence = dropout, sequence
         with torch.device("meta"):  # no values yet: nothing is drawn from the global generator
             self.items = nn.Embedding(items, width)
             self.biases = nn.Embedding(items, 1)
@@ -58,7 +59,7 @@ class LagModel(nn.Module):
             self.biases.weight.zero_()
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
-        ids = batch["history"]
+        ids = batch[self.sequence]
         rows = self.items(ids.clamp(min=0)) * (ids >= 0).unsqueeze(-1)  # (B, T, W)
         h = (rows * self.lags[: ids.shape[-1]]).sum(-2)  # (B, W)
         inner = F.dropout(F.gelu(self.inner(self.norm(h))), self.dropout, self.training)

@@ -137,10 +137,12 @@ class PreparedJob:
 def prepare(bound: BoundModel, job: Job) -> PreparedJob:
     """Cut the examples to what may be trained, and gather the rows that are then needed."""
     trained = job.submodel.trained
-    examples = bound.cut(job.examples, trained)
+    examples, at = bound.cut_with_places(job.examples, trained)
     softmax = bound.candidates
     rows = bound.all_row_ids_of(examples, None if softmax is None else trained[softmax.root])
-    batch = bound.positions(examples, rows)
+    # All rows at hand are candidates: positions among those that are trained stay what they are.
+    at = {} if softmax is None else {f: at[f] for f in bound.fields_of(softmax.root)}
+    batch = bound.positions(examples, rows, at)
     values, counts, places = {}, {}, {}
     for table in bound.tables:
         ids = rows[table.name]
@@ -160,7 +162,8 @@ def prepare(bound: BoundModel, job: Job) -> PreparedJob:
             else np.zeros((1, table.width), np.float32)
         )
         counts[table.name] = bound.involved(batch, table.name, ids.size)
-        places[table.name] = np.searchsorted(source, ids)
+        same = np.array_equal(source, ids)
+        places[table.name] = np.arange(ids.size) if same else np.searchsorted(source, ids)
     shared = {}
     if softmax is not None:
         own = bound.row_ids_of(job.examples)[softmax.root] if job.own is None else job.own
@@ -243,7 +246,7 @@ def nothing_of(bound: BoundModel, prepared: PreparedJob, *, loss: float, finite:
 
 def _holds(ids: Ids, wanted: Ids) -> bool:
     """Whether all of `wanted` are among `ids`, both ascending."""
-    if wanted.size == 0:
+    if wanted.size == 0 or np.array_equal(ids, wanted):
         return True
     at = np.searchsorted(ids, wanted)
     return bool(at[-1] < ids.size and (ids[at] == wanted).all())

@@ -1,6 +1,6 @@
 """best: the fastest learner that is right for a module, found by trying on a few real clients.
 
-    compiled -> vectorised -> one by one
+    compiled -> vectorised, by a step that is written out or by `torch.func` -> one by one
 
 What goes wrong side by side is silent: a batch that is filled up to its size is seen by whatever
 takes statistics of it, an id below 0 that is not masked moves another row. So three clients with
@@ -11,7 +11,7 @@ says in words what was found.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, Protocol, TypeAlias
@@ -29,6 +29,7 @@ from tessera.learning.training.jobs import Job, Learner, PreparedJob, Trainable,
 from tessera.learning.training.local import NoisySequential, Sequential, dropout_from, train_mode
 from tessera.learning.training.noisy_steps import NoisySteps
 from tessera.learning.training.vectorised.batches import Steps, lay_out
+from tessera.learning.training.vectorised.lags import OneStep
 from tessera.learning.training.vectorised.learner import (
     SLOTS,
     Outcome,
@@ -74,6 +75,9 @@ def best(
     Compiling takes about as long as a round of a hundred clients one by one, once per machine: say
     `compile=False` for a few short rounds. Errors of the module itself are raised as they are.
     """
+    written_out = None if compile else _written_out(model, sample)
+    if written_out is not None:
+        return written_out
     if not model.training.batch:
         return Sequential(model, reason="clients take all their examples at once")
     clients = _few(model, sample)
@@ -103,12 +107,49 @@ def best(
     return fast
 
 
+def _written_out(model: Trainable, sample: Sequence[Job]) -> OneStep | None:
+    """The step of a lag model, if this is one and a few clients train by it as one by one.
+
+    With their random draws: each draws by itself either way.
+    """
+    size = model.training.batch
+    clients = _few(model, sample, (size or 7, max(1, size - 1) if size else 5, -(-size // 2) or 3))
+    clients = [p for p in clients if OneStep.takes(model)]
+    if not clients:
+        return None
+    rest = Vectorised(model, trim=False) if size else Sequential(model)
+    fast = OneStep(model, rest, reason="one step each, written out; it trains as one by one does")
+    clients = [_with_dense(p, clients[0]) for p in clients]
+    reference = Sequential(model)
+    with single_threaded(), train_mode(model.module):
+        for kind in (torch.float64, torch.float32):
+            expected = []
+            for prepared in clients:
+                with dropout_from(prepared.job.coins):
+                    expected.append(reference.descend(prepared, ROUND, kind))
+            try:
+                off, largest = _difference(clients, expected, fast.descend(clients, ROUND, kind))
+            except REFUSALS:
+                return None
+            if not off <= TOLERANCE[kind] * max(largest, 1e-6):
+                return None
+    return fast
+
+
+def _with_dense(prepared: PreparedJob, other: PreparedJob) -> PreparedJob:
+    submodel = replace(prepared.job.submodel, dense=other.job.submodel.dense)
+    return replace(prepared, job=replace(prepared.job, submodel=submodel))
+
+
 class _Refused(Exception):
     """A path that is not right for this module, with the reason in words."""
 
 
-def _few(model: Trainable, sample: Sequence[Job]) -> list[PreparedJob]:
-    """Three clients with a few examples each, so that no last batch is full or like another's."""
+def _few(model: Trainable, sample: Sequence[Job], sizes: Sequence[int] = ()) -> list[PreparedJob]:
+    """Three clients with a few examples each, so that no last batch is full or like another's.
+
+    Or with these numbers of examples.
+    """
     bound = model.bound
     usable = [p for p in (prepare(bound, job) for job in sample[: 4 * CLIENTS]) if p.examples]
     few = []
@@ -117,7 +158,8 @@ def _few(model: Trainable, sample: Sequence[Job]) -> list[PreparedJob]:
         # Last batches that lack one, all but one and half of their examples. One is not enough: a
         # single example repeated has the mean that it has alone.
         size = model.training.batch
-        wanted = (STEPS * size - 1, size + 1, (STEPS - 1) * size + -(-size // 2))[at]
+        odd = (STEPS * size - 1, size + 1, (STEPS - 1) * size + -(-size // 2))
+        wanted = (sizes or odd)[at]
         examples = bound.cut(job.examples, job.submodel.trained)
         examples = examples.take(np.arange(wanted) % len(examples))
         coins = Secret(bytes([at] * 32))
@@ -190,21 +232,30 @@ def _compare(
     *,
     trim: bool,
 ) -> None:
-    found = _try(learner, clients, kind, trim=trim)
-    largest, off = 0.0, 0.0
-    for at, (prepared, (dense, rows, losses)) in enumerate(zip(clients, expected, strict=True)):
-        _, other_dense, other_rows, other_losses = found[at]
-        largest = max(largest, _largest(dense - prepared.job.submodel.dense))
-        off = max(off, _largest(dense - other_dense), _largest(losses - other_losses))
-        for name, values in rows.items():
-            largest = max(largest, _largest(values - prepared.values[name]))
-            off = max(off, _largest(values - other_rows[name]))
+    tried = _try(learner, clients, kind, trim=trim)
+    found = (tried[at][1:] for at in range(len(clients)))
+    off, largest = _difference(clients, expected, found)
     if not off <= TOLERANCE[kind] * max(largest, 1e-6):
         raise _Refused(
             "side by side it trains differently than one by one "
             f"(by {off:.1g}, its largest delta is {largest:.1g}): does it take statistics of the "
             "batch, or use ids below 0 without masking what they give?"
         )
+
+
+def _difference(
+    clients: Sequence[PreparedJob], expected: Iterable[Descent], found: Iterable[Descent]
+) -> tuple[float, float]:
+    """The largest difference between two ways to train, and the largest delta of the first."""
+    largest, off = 0.0, 0.0
+    for prepared, one, other in zip(clients, expected, found, strict=True):
+        (dense, rows, losses), (other_dense, other_rows, other_losses) = one, other
+        largest = max(largest, _largest(dense - prepared.job.submodel.dense))
+        off = max(off, _largest(dense - other_dense), _largest(losses - other_losses))
+        for name, values in rows.items():
+            largest = max(largest, _largest(values - prepared.values[name]))
+            off = max(off, _largest(values - other_rows[name]))
+    return off, largest
 
 
 def _largest(difference: npt.NDArray[np.floating[Any]]) -> float:
