@@ -25,7 +25,8 @@ ITEMS, BIASES = "items.weight", "biases.weight"
 class LagModel(nn.Module):
     """Logits (B, K) over the items at hand from a `sequence` (B, T), the latest item first.
 
-    `sequence` is the field that holds it. `dropout` is of the residual layer, in training. `seed` alone decides the initial values.
+    `sequence` is the field that holds it. `dropout` is of the residual layer, in training. `seed`
+    alone decides the initial values.
     """
 
     def __init__(
