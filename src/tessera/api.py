@@ -18,16 +18,17 @@ from typing import Any, Final
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import ConfigError, __version__
 from tessera.ids import HELPER, SERVER
+from tessera.learning.metrics import NextMetric
 from tessera.learning.training.vectorised.learner import single_threaded
 from tessera.plan import Plan
 from tessera.plan.defaults import plan_beside
 from tessera.report import comparison, lineup, page, tables
 from tessera.report.figures import RunFigures
-from tessera.report.markup import Markup, tag
+from tessera.report.markup import Markup, join, tag
 from tessera.report.numbers import predictor, score
 from tessera.report.progress import to_be_shown
-from tessera.report.sections import summary
-from tessera.rounds import schemes
+from tessera.report.sections import ranking, summary
+from tessera.rounds import charged, schemes
 from tessera.rounds.events import Event
 from tessera.rounds.noise import noise_of
 from tessera.runs.central import CentralTraining
@@ -47,6 +48,8 @@ from tessera.runs.folder import (
     free_folder,
     never_began,
 )
+from tessera.runs.ranking import full_ranking, keep_ranking
+from tessera.runs.recommend import Recommendations, recommendations
 from tessera.runs.setup import SetupProgress
 from tessera.runs.standing import MIXTURE, weighed
 from tessera.runs.training import Training, complete
@@ -110,7 +113,7 @@ class Run:
         facts |= {f"  {predictor(name)}": score(one) for name, one in figures.baselines.items()}
         curve = [summary.curve_chart([figures])] if figures.curve else []
         drawn = [Markup(tables.standalone(chart)) for chart in curve]
-        return tables.card(figures.title, facts, *drawn)
+        return tables.card(figures.title, facts, *drawn, join(ranking.ranking([figures])))
 
     def report(self, path: Path | str | None = None) -> Path:
         """Write the page; without a path into the run's folder."""
@@ -126,18 +129,23 @@ class Run:
         self, user: object, k: int = 10, *, task: Task | None = None
     ) -> list[tuple[str, float]]:
         """The `k` best items that a user does not have yet, by their ids, with predictions."""
-        from tessera.runs.recommend import recommendations
-
         found = recommendations(self.folder, user=user, top=k, past=0, task=task or self.task)
         return [(item.id, item.predicted) for item in found.recommended]
 
-    def ranking(
-        self, top: int = 10, *, users: int = 0, task: Task | None = None
-    ) -> dict[str, dict[str, float]]:
-        """Recall and NDCG of what came next, among all there is; of the model and of baselines."""
-        from tessera.runs.ranking import full_ranking
+    def recommendations(
+        self, user: object, k: int = 10, *, task: Task | None = None
+    ) -> Recommendations:
+        """The same list with titles, what the user had before and, if known, what came next."""
+        return recommendations(self.folder, user=user, top=k, task=task or self.task)
 
-        found = full_ranking(self.folder, top=top, users=users, task=task or self.task)
+    def ranking(
+        self, top: int = 10, *, users: int = 0, test: bool = False, task: Task | None = None
+    ) -> dict[str, dict[str, float]]:
+        """Recall and NDCG of what came next, among all there is; of the model and of baselines.
+
+        With `test` of the test part, where the run is tested on a validation part: once.
+        """
+        found = full_ranking(self.folder, top=top, users=users, test=test, task=task or self.task)
         return found.figures
 
 
@@ -257,8 +265,11 @@ def simulate(
             shown.on_event(event)
             if on_event is not None:
                 on_event(event)
+        done = training.rounds_done
     if second is not None:
         _add_second(log, task, second, script, record_views)
+    if done and isinstance(task.metric, NextMetric) and charged.is_charged(plan, "figures"):
+        keep_ranking(folder, task)
     return Run(folder, task)
 
 

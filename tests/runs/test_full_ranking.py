@@ -75,3 +75,59 @@ def test_a_click_run_is_ranked_from_python_too(tmp_path):
     assert set(found["model"]) == {"recall@5", "NDCG@5", "recall@1"}
     with pytest.raises(ConfigError, match="top = 0"):
         full_ranking(run.folder, top=0, task=toy.task())
+
+
+# --- a run of sequences ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def following(tmp_path):
+    """A run on a validation part; items go up by one from wherever a user begins."""
+    lines = ["user,item,time,name"]
+    for user in range(24):
+        for at in range(9):
+            item = (5 * user + at) % 40
+            lines.append(f"u{user},i{item},{1_700_000_000 + at},Item & Co {item}")
+    path = tmp_path / "own.csv"
+    path.write_text("\n".join(lines) + "\n")
+    options = {"path": str(path), "time": "time", "part": "validation", "negatives": 12, "width": 8}
+    named = TaskPlan(name="sequences", options=options)
+    plan = Plan(scheme="submodel", cohort=12, task=named)
+    task = tasks.load("sequences", **options)
+    return simulate(task, plan, 3, out=tmp_path / "run", progress=False)
+
+
+def test_a_run_keeps_its_ranking_and_three_lists_for_the_report(following):
+    kept = json.loads((following.folder / "ranking.json").read_text())
+    found = kept["ranking"]
+    assert found["part"] == "validation" and found["targets"] == 24
+    assert found["figures"]["model"]["NDCG@10"] == pytest.approx(following.metric)
+    assert {"most frequent", "successors, windowed", "EASE"} < set(found["figures"])
+    assert len(kept["lists"]) == 3
+    data = following.task.data
+    for one in kept["lists"]:
+        row = data.names_of("user").row(one["user"])
+        assert one["came_next"]["id"] == data.names_of("item").name(data.test_of(row)["item"][0])
+    text = following.report().read_text(encoding="utf-8")
+    assert "What users would be shown" in text and "validation part" in text
+    assert kept["lists"][0]["recommended"][0]["id"] in text and "What came next: i" in text
+    assert "successors, windowed" in following._repr_html_()
+
+
+def test_the_test_part_is_looked_at_once_and_every_further_look_is_counted(following, capsys):
+    data = following.task.data
+    by_hand = tasks.load(
+        "sequences", path=str(following.folder.parent / "own.csv"), time="time", negatives=12
+    ).data
+    assert data.final["item"].tolist() == by_hand.test["item"].tolist()
+    assert data.final["history"][:, 0].tolist() == data.test["item"].tolist()
+    assert data.test["item"].tolist() != data.final["item"].tolist()
+    first = following.ranking(test=True)
+    assert first != following.ranking()
+    assert cli.main(["rank", str(following.folder), "--test"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "of the test part" in said and "was looked at 1 time before" in said
+    assert len(json.loads((following.folder / "tested.json").read_text())) == 2
+    assert cli.main(["rank", str(following.folder)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "of the validation part" in said and "--test` then ranks the test part, once" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from tessera.crypto import kernel
+from tessera.data.split import VALIDATION
 from tessera.errors import ConfigError
 from tessera.plan import Plan
 from tessera.privacy.index.bound import ANY_ROUNDS
@@ -133,7 +135,7 @@ def show_ranking(found: FullRanking, page: Page) -> None:
     """A line per predictor, the model first."""
     page.say(
         f"{found.task}: {found.scheme}, {plural(found.rounds, 'round')}; {found.targets:,} "
-        f"targets, each among {found.candidates:,} candidates"
+        f"targets of the {found.part} part, each among {found.candidates:,} candidates"
     )
     names = list(next(iter(found.figures.values())))
     rows = [
@@ -148,3 +150,14 @@ def show_ranking(found: FullRanking, page: Page) -> None:
             "papers do: figures are far above those among all items"
         )
     page.say(f"{how}, and ties count against the target.", style="dim")
+    if found.part == VALIDATION:
+        page.say(
+            f"Choose settings by this part; `tessera rank {shlex.quote(found.run)} --test` then "
+            "ranks the test part, once.",
+        )
+    if found.looks:
+        page.say(
+            f"The test part of this run was looked at {plural(found.looks, 'time')} before: a "
+            "figure that settings were chosen by is no test.",
+            style="yellow",
+        )

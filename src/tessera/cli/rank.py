@@ -36,6 +36,14 @@ def rank(
             min=0, help="Rank among so many sampled items, as papers do with 99; 0: among all."
         ),
     ] = 0,
+    test: Annotated[
+        bool,
+        typer.Option(
+            "--test",
+            help="Of a run that is tested on a validation part: the test part, to be looked at "
+            "once. Looks are counted.",
+        ),
+    ] = False,
     data: DataFolder = None,
     csv: AsCsv = None,
     as_json: AsJson = False,
@@ -48,7 +56,7 @@ def rank(
             print(f"\rranking: {done:,} of {every:,} users", end="", file=sys.stderr, flush=True)
 
     found = full_ranking(
-        run, top=top, users=users, data=data, on_progress=progress, sampled=sampled
+        run, top=top, users=users, data=data, on_progress=progress, sampled=sampled, test=test
     )
     if shown:
         print("\r" + " " * 60 + "\r", end="", file=sys.stderr)

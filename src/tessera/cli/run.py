@@ -40,6 +40,7 @@ from tessera.rounds.noise import noise_of
 from tessera.runs.folder import (
     HELPER_KEY,
     PLAN,
+    RANKING,
     RUN,
     TRUTH,
     VIEWS,
@@ -256,7 +257,7 @@ def train(
     from tessera.api import simulate
     from tessera.learning.metrics import NextMetric
     from tessera.runs.client_training import Trainer
-    from tessera.runs.ranking import USERS, full_ranking
+    from tessera.runs.ranking import FullRanking
 
     if trainer not in list(Trainer):
         raise ConfigError(f"--trainer {trainer}", hint=f"one of {', '.join(Trainer)}")
@@ -299,8 +300,8 @@ def train(
     else:
         run_summary.show(facts, page, Page())
         if isinstance(task.metric, NextMetric) and charged.is_charged(plan, "figures"):
-            found = full_ranking(folder, users=USERS, task=task)
-            show_ranking(found, Page())
+            if (kept := RunFolder.load(folder).kept(RANKING)) is not None:
+                show_ranking(FullRanking(**kept["ranking"]), Page())
     if aborted and not finished.rounds:
         raise run_summary.aborted_error(aborted[-1])
 

@@ -6,8 +6,9 @@ ratings and no labels; of an item that a user met several times the first time c
 recommendation is of something new.
 
 The test part is every user's last item (leave-one-out by time); with `part` "validation" it is the
-one before, and the last is left out. Whoever has a single item trains and is not tested. A test
-example has its user's whole training part as `seen`: these are no candidates when it is ranked.
+one before, and the last is kept aside (`final`) for a test once. Whoever has a single item trains
+and is not tested. A test example has all that its user had before as `seen`: these are no
+candidates when it is ranked.
 """
 
 from __future__ import annotations
@@ -84,11 +85,13 @@ class SequenceData(ClientData):
 
     Where there are no times they are not `ordered`, and "next" means "as well". `attributes` are
     public ones of items: of each (items, classes), a row of which adds up to 1, or is zeros.
+    `final` is the test part of data that is tested on its validation part: to be looked at once.
     """
 
     events: Sequences = field(repr=False)
     ordered: bool = True
     attributes: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict, repr=False)
+    final: Examples | None = field(default=None, repr=False)
 
 
 def one_of(classes: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
@@ -130,14 +133,18 @@ def sequence_data(
     place, had = events.place, np.repeat(kept, events.counts)
     trains = np.flatnonzero(place < had)
     tests = np.flatnonzero((place == had) & (np.repeat(tested, events.counts) > 0))
-    test = _examples(events, tests, place, length)
+    final = None
+    if part == VALIDATION:
+        lasts = events.begins[1:][last > 0] - 1
+        final = _held_out(events, lasts, place, length)
     return SequenceData(
         name=name,
         events=events.first(kept),
         ordered=ordered,
         train=_examples(events, trains, place, length),
         offsets=offsets(kept),
-        test=test.with_field(SEEN, _seen(events, tests, place)),
+        test=_held_out(events, tests, place, length),
+        final=final,
         test_offsets=offsets(tested),
         sizes={"user": events.users, "item": items},
         ids=ids or {},
@@ -152,7 +159,7 @@ def sequence_data(
             "test examples": len(tests),
             "split": "each user's last item is the test part"
             if part == TEST
-            else "for tuning: each user's last item is left out unread, the one before is tested",
+            else "each user's last item is kept for a test once, the one before is tested",
             "history": f"the last {length} items before",
         },
     )
@@ -197,6 +204,10 @@ def _examples(events: Sequences, rows: Ints, place: Ints, length: int) -> Exampl
         history[low : low + _AT_ONCE][there] = events.item[(some[:, None] - back)[there]]
     user = np.repeat(np.arange(events.users), events.counts)[rows]
     return Examples({"user": user, "item": events.item[rows], "history": history})
+
+
+def _held_out(events: Sequences, rows: Ints, place: Ints, length: int) -> Examples:
+    return _examples(events, rows, place, length).with_field(SEEN, _seen(events, rows, place))
 
 
 def _seen(events: Sequences, rows: Ints, place: Ints) -> npt.NDArray[np.int32]:

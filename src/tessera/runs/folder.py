@@ -13,6 +13,8 @@ events.jsonl   everything that happened; rounds.jsonl: one line per finished rou
 ids.json       the ids of items and (simulated) users by row, where the data has its own
 checkpoint/    where the run stands, for `--resume`
 model/         what `tessera export` makes of it
+ranking.json   where the model puts what came next, and three users' lists
+tested.json    each look at the test part of a run that is tested on a validation part
 beside/        the run of a second model that scores are mixed with, where the task has one
 views/, truth.json   with --record-views; helper.key: of two servers, the helper's unsealing key
 report.html
@@ -65,9 +67,11 @@ LABELS = "truth-labels.json"
 HELPER_KEY = "helper.key"
 IDS = "ids.json"
 BESIDE = "beside"
+RANKING = "ranking.json"
+TESTED = "tested.json"
 CONTENTS: Final = (
     *(PLAN, RUN, f"{RUN}.tmp", IDS, EVENTS, ROUNDS, CHECKPOINT, MODEL, REPORT),
-    *(VIEWS, TRUTH, LABELS, HELPER_KEY, BESIDE),
+    *(VIEWS, TRUTH, LABELS, HELPER_KEY, BESIDE, RANKING, TESTED),
 )
 """Everything that a run writes into its folder, and all that is ever removed from it."""
 
@@ -182,6 +186,20 @@ class RunFolder:
         fresh = self.folder / f"{RUN}.tmp"
         fresh.write_text(json.dumps(self.facts, indent=1, allow_nan=False) + "\n")
         fresh.replace(self.folder / RUN)
+
+    def keep(self, name: str, found: object) -> None:
+        """Write one of the JSON files beside the log."""
+        (self.folder / name).write_text(json.dumps(found) + "\n", encoding="utf-8")
+
+    def kept(self, name: str) -> Any:
+        """What `keep` wrote; None where there is no such file."""
+        path = self.folder / name
+        if not path.is_file():
+            return None
+        try:
+            return json.loads(_text(path))
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path} is not valid JSON", hint="remove it") from error
 
     def keep_ids(self, ids: Mapping[str, RowNames]) -> None:
         """Write down what the rows of items and users are called."""

@@ -12,7 +12,7 @@ and what most often came after the last item there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -23,13 +23,15 @@ import numpy.typing as npt
 from tessera.data.examples import LABEL, ClientData, Examples
 from tessera.data.ratings import RatingData
 from tessera.data.sequences import SEEN, SequenceData
+from tessera.data.split import TEST, VALIDATION
 from tessera.errors import ConfigError
 from tessera.learning import rankers
 from tessera.learning.metrics import RankMetric, hit_rate, ndcg, next_measures, successors
 from tessera.learning.rankers import POPULARITY, SUCCESSOR
 from tessera.learning.scores import ItemScores
 from tessera.runs.export import named_task
-from tessera.runs.folder import RunFolder
+from tessera.runs.folder import RANKING, TESTED, RunFolder
+from tessera.runs.recommend import following
 from tessera.runs.standing import RunModel, check_run, standing
 from tessera.tasks import Task
 
@@ -61,6 +63,9 @@ class FullRanking:
     candidates: int
     figures: dict[str, dict[str, float]]
     sampled: int = 0
+    part: str = TEST
+    looks: int = 0
+    """At the test part of this run before, where it is tested on a validation part."""
 
 
 def full_ranking(
@@ -72,8 +77,12 @@ def full_ranking(
     task: Task | None = None,
     on_progress: Progress | None = None,
     sampled: int = 0,
+    test: bool = False,
 ) -> FullRanking:
     """Of a run's last checkpoint. `users` at most are looked at, spread evenly; 0: all.
+
+    A run of `part` "validation" is ranked on that; with `test` on the test part, and the look is
+    noted in its folder: settings that are chosen by it are not tested any more.
 
     Of sequences, what came next may be ranked among so many `sampled` items, as papers do.
     """
@@ -94,17 +103,19 @@ def full_ranking(
             hint="leave --sampled out",
         )
     check_run(log, task)
+    part, looks = TEST, 0
     with standing(log, task) as stood:
         if isinstance(task.data, SequenceData):
-            some = spread(task.data.test, users)
+            held, part = held_out(task.data, test=test)
+            some = spread(held, users)
             figures = _next_figures(task.data, stood, some, on_progress, sampled)
             items = task.data.sizes["item"]
             targets, candidates = len(some), sampled + 1 if sampled else _candidates(items, some)
         elif isinstance(task.metric, RankMetric):
-            test = task.data.test
-            figures = {MODEL: task.metric.measures(stood.scores(test), test)}
+            every = task.data.test
+            figures = {MODEL: task.metric.measures(stood.scores(every), every)}
             figures |= task.metric.baseline_measures(task.data)
-            targets, candidates = len(test), task.metric.rows
+            targets, candidates = len(every), task.metric.rows
         else:
             ranks, candidates = _item_ranks(task.data, stood.scores, users, on_progress)
             targets = len(ranks[MODEL])
@@ -116,6 +127,10 @@ def full_ranking(
                 }
                 for name, found in ranks.items()
             }
+    if test:
+        earlier = log.kept(TESTED) or []
+        looks = len(earlier)
+        log.keep(TESTED, [*earlier, {"rounds": stood.rounds, "users": users, "figures": figures}])
     return FullRanking(
         run=str(folder),
         task=task.title or task.name,
@@ -125,7 +140,35 @@ def full_ranking(
         candidates=candidates,
         figures=figures,
         sampled=sampled,
+        part=part,
+        looks=looks,
     )
+
+
+def held_out(data: SequenceData, *, test: bool) -> tuple[Examples, str]:
+    """What is ranked, and the name of that part."""
+    if data.final is None:
+        return data.test, TEST
+    return (data.final, TEST) if test else (data.test, VALIDATION)
+
+
+SHOWN: Final = 3
+"""Users whose lists stand in a report."""
+
+
+def keep_ranking(folder: Path, task: Task) -> None:
+    """At the end of a run: its ranking and a few users' lists, into its folder."""
+    found = full_ranking(folder, users=USERS, task=task)
+    log, data = RunFolder.load(folder), task.data
+    assert isinstance(data, SequenceData)
+    whose = np.unique(data.test["user"])
+    chosen = whose[(2 * np.arange(SHOWN) + 1) * len(whose) // (2 * SHOWN)]
+    with standing(log, task) as stood:
+        lists = [
+            asdict(following(log, task, data, stood, int(client), 10, 5))
+            for client in dict.fromkeys(chosen.tolist())
+        ]
+    log.keep(RANKING, {"ranking": asdict(found), "lists": lists})
 
 
 def spread(examples: Examples, most: int) -> Examples:

@@ -91,7 +91,7 @@ def recommendations(
         number = _client(log, given, client, user)
         check_run(log, task)
         with standing(log, task) as model:
-            return _following(log, task, given, model, number, top, past)
+            return following(log, task, given, model, number, top, past)
     if "item" not in given.sizes or "item" not in given.train.fields:
         raise ConfigError(
             f"{folder}: the examples of task {task.name!r} have no field 'item' to recommend",
@@ -144,7 +144,7 @@ def recommendations(
     )
 
 
-def _following(
+def following(
     log: RunFolder,
     task: Task,
     data: SequenceData,
