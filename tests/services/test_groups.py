@@ -19,9 +19,10 @@ import pytest
 from services.group_lab import GroupLab, grouped
 from tessera import wire
 from tessera.crypto.entropy import SystemEntropy
-from tessera.ids import SERVER, ClientId
+from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.tables.submodel import TablePart
 from tessera.protocols.epochs.messages import Delivery
+from tessera.protocols.machine import RoundOutcome, RoundOver
 from tessera.rounds.epochs.messages import EpochWork
 from tessera.services import group_leader
 from tessera.services.group_client import GroupClientService
@@ -251,15 +252,36 @@ def test_the_root_of_an_epoch_is_erased_when_its_bytes_are_stored(folder: Path) 
         assert root in on_disk(client)
         client.train()
         (sent,) = client.outgoing
+        assert root not in on_disk(client), "it is in the log while nobody takes the bytes"
+        assert sent[100:400] in on_disk(client)
         run.ask(first, sent)
         client.sent()
-        client.journal.fold()
-        assert root not in on_disk(client) and sent[100:400] in on_disk(client)
         for other in others:
             run.visit(other, once=True)
         client.take(assigned(run, first))
         client.journal.fold()
         assert sent[100:400] not in on_disk(client)
+
+
+def test_a_group_that_is_retired_without_a_reason_is_retired(folder: Path) -> None:
+    with lab(folder) as run:
+        first, *_ = trained_up_to(run, 1)
+        client = run.client(first)
+        number = RoundId(client.group.group.number)
+        client.take(wire.encode(RoundOver.of(number, RoundOutcome.ABORTED, "")))
+        assert client.retired and not client.outgoing and client.pending is None
+
+
+def test_the_root_of_a_union_is_erased_before_the_union_leaves(folder: Path) -> None:
+    with lab(folder) as run:
+        members = first_of(run)
+        for member in members:
+            run.visit(member, once=True)
+        client = run.client(members[0])
+        root = client.role.state.member.state.root.reveal()
+        assert root in on_disk(client)
+        client.take(assigned(run, members[0]))
+        assert client.outgoing and root not in on_disk(client)
 
 
 def on_disk(client: GroupClientService) -> bytes:

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from tessera import wire
@@ -44,6 +45,8 @@ from tessera.services.link import Links, name_of
 
 LEAVES_AT: Final = "leaves at"
 DEPOSITED: Final = "Deposited"
+FOLD: Final = "fold"
+"""Once for all clients of a journal that have stored what they send, before any of it leaves."""
 
 
 class LeftGroup(TesseraError):
@@ -117,7 +120,7 @@ class GroupClientService:
     def retired(self) -> str:
         """Why its group is retired; "" if it is not."""
         state = None if self.role is None else self.role.state
-        return state.reason if isinstance(state, Over) else ""
+        return (state.reason or "no reason was given") if isinstance(state, Over) else ""
 
     @property
     def pending(self) -> Submodel | None:
@@ -220,6 +223,8 @@ class GroupClientService:
 
     def _store(self) -> None:
         self.journal.before_commit(self.name, self._write)
+        if self.outgoing:  # the key under which they are masked leaves the log, too, before they go
+            self.journal.before_commit(FOLD, partial(self.journal.after_commit, self.journal.fold))
 
     def _write(self) -> None:
         assert self.role is not None
