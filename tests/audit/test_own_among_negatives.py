@@ -5,8 +5,8 @@ switched off once, to see that its attack then finds the own rows:
 
 - *public draw*: negatives that follow from something public are drawn again and taken away;
 - *fresh draws*: negatives that are drawn anew leave the own rows in the intersection of requests;
-- *moving request*: asking only for what a round's examples need leaves the own rows in the
-  difference of requests, as what stays is the negatives.
+- *moving request*: asking only for what a round's window of steps needs leaves own rows in the
+  difference of requests, as negatives stay.
 
 As shipped, all rows are asked for every time, with negatives drawn once from the client's secret.
 An attack names rows as own; its advantage is the share of own rows that it names, less that of
@@ -25,8 +25,7 @@ from tessera import tasks, wire
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.row_names import RowNames
 from tessera.data.sequences import Sequences, sequence_data
-from tessera.ids import ClientId, RoundId
-from tessera.learning.training.jobs import drawn
+from tessera.ids import ClientId
 from tessera.plan import Plan, SimulationPlan
 from tessera.protocols.plain import PlainRows
 from tessera.rounds.root import lasting_secret, with_negatives
@@ -82,10 +81,12 @@ def fresh_draw(run: Training, round_id: int, patch: pytest.MonkeyPatch) -> None:
 
 
 def moving_request(run: Training, round_id: int, patch: pytest.MonkeyPatch) -> None:
+    """For a window of each client's steps, at a place of its own in every round."""
     for client in run.clients.eligible:
-        examples = run.task.data.of(int(client))
-        coins = run.federation.coins(RoundId(round_id), client)
-        some = drawn(examples, run.plan.local_training.examples, coins)
+        examples, steps = run.task.data.of(int(client)), run.plan.local_training.examples
+        places = max(1, len(examples) - steps + 1)
+        at = int(np.random.default_rng([round_id, int(client)]).integers(places))
+        some = examples.take(slice(at, at + steps))
         run.clients[client].local.real = own_rows(run.bound, some, run.clients.secret_of(client))
 
 
