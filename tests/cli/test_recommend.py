@@ -16,6 +16,8 @@ from tessera.cli import main as cli
 from tessera.cli import recommend
 from tessera.errors import ConfigError
 from tessera.plan import Plan, SimulationPlan, TaskPlan
+from tessera.report.figures import RunFigures
+from tessera.report.numbers import size
 from tessera.report.terminal import Page
 from tessera.runs.folder import RunFolder
 from tessera.runs.training import Training
@@ -238,6 +240,29 @@ def test_a_run_of_two_models_recommends_and_ranks_by_their_mixture(data, tmp_pat
     assert "sampled by a public seed" in capsys.readouterr().out
     assert cli.main(["rank", str(run.folder), "--data", str(data), "--sampled", "29"]) == 2
     assert "of which 29 are drawn" in capsys.readouterr().err
+
+
+def test_a_run_of_two_models_says_what_both_cost_and_open(data, tmp_path, capsys):
+    (tmp_path / "plan.toml").write_text(
+        'scheme = "submodel"\ncohort = 10\n[task]\nname = "sequences-100k"\nmodel = "next+pairs"\n'
+        "exact_pairs = true\nwidth = 4\nnegatives = 10\n[simulation]\nrounds = 4\n"
+    )
+    plan, out = str(tmp_path / "plan.toml"), tmp_path / "run"
+    assert cli.main(["run", plan, "--data", str(data), "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "NDCG@10 of next+pairs" in shown and "weight of pairs, of 1" in shown
+    one, two = RunFigures.load(out), RunFigures.load(out / "beside")
+    sent = one.per_round("bytes_up") * 4 * 10 / films.USERS + two.per_round("bytes_up")
+    page = (out / "report.html").read_text()
+    section = page[page.index("Both models, submodel") :].replace("\u00a0", " ")
+    for text in (size(sent), "4 of 10, then 1 of 40", "whoever opens the sums", "had no say in it"):
+        assert text in section, text
+    assert cli.main(["plan", plan, "--data", str(data), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["beside"]
+    assert told["model"] == "pairs" and told["rounds"] == 1 and told["cohort"] == films.USERS
+    assert told["bytes_up"] == pytest.approx(two.per_round("bytes_up"), rel=0.1)
+    assert cli.main(["plan", plan, "--data", str(data)]) == 0
+    assert "and for pairs, beside it" in capsys.readouterr().out
 
 
 def test_a_run_of_sequences_ends_with_its_ranking(data, tmp_path, capsys):

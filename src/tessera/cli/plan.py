@@ -31,7 +31,7 @@ from tessera.privacy.dp.guarantee import INDEX_SCOPE, json_number
 from tessera.privacy.index import exposure, known_rows
 from tessera.privacy.index.bound import COMING_AND_GOING, NAMED, SMALL
 from tessera.privacy.index.groups import DrawnGroups
-from tessera.report.numbers import percent, share, size
+from tessera.report.numbers import percent, plural, share, size
 from tessera.rounds import schemes
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.forecast.forecast import break_evens, identification_forecast, smaller_cap
@@ -42,6 +42,7 @@ from tessera.simulation.calibration import round_seconds
 if TYPE_CHECKING:
     from tessera.plan.defaults import Filled
     from tessera.runs.held import HeldRows
+    from tessera.tasks import Task
 
 
 def plan(
@@ -107,8 +108,9 @@ def plan(
         )
     held: HeldRows | None = None
     given: Sequence[Filled] = ()
+    beside: dict[str, Any] = {}
     if not found.is_complete:
-        found, held, given = with_task(found, data)
+        found, held, given, beside = with_task(found, data)
     warn_if_slow(found)
     assumed = found.union.max_rows if held is None else held.mean
     absent = found.security.dropout if dropout is None else dropout
@@ -129,6 +131,9 @@ def plan(
     report["filled_in"] = [
         {"key": one.key, "value": one.text, "because": one.because} for one in given
     ]
+    if beside:
+        report["beside"] = beside
+        report["notes"] = [*report["notes"], beside_in_words(beside)]
     if found.grouped:
         groups = describe_groups(forecast, found, absent, population or 0)
         report |= {**groups, "assumed": report["assumed"] | groups["assumed"]}
@@ -144,7 +149,7 @@ def side_by_side(
     """Every scheme for the plan's task, or for its tables."""
     held = None
     if not plan.is_complete:
-        plan, held, _ = with_task(plan, data)
+        plan, held, _, _ = with_task(plan, data)
     if rows is None:
         rows = plan.union.max_rows if held is None else held.mean
     found = [under(plan, entry, rows) for entry in schemes.SCHEMES.values()]
@@ -158,16 +163,39 @@ def side_by_side(
     show_schemes(found, title)
 
 
-def with_task(plan: Plan, data: Path | None) -> tuple[Plan, HeldRows, list[Filled]]:
-    """The plan with its task's model, the rows that its clients hold, and what was filled in."""
+def with_task(plan: Plan, data: Path | None) -> tuple[Plan, HeldRows, list[Filled], dict[str, Any]]:
+    """The plan with its task's model, the rows that its clients hold, what was filled in, and what
+    a second model costs, where the task has one."""
     from tessera import tasks
-    from tessera.plan.defaults import filled_in, with_defaults
+    from tessera.plan.defaults import filled_in, plan_beside, with_defaults
     from tessera.runs.held import HeldRows
 
+    def completed(plan: Plan, task: Task) -> tuple[Plan, list[Filled]]:
+        given = filled_in(plan, task)
+        return noise_of(with_defaults(plan, given)).calibrated(), given
+
     task = tasks.load(plan.task.name, data=data, **plan.task.options)
-    given = filled_in(plan, task)
-    whole = noise_of(with_defaults(plan, given)).calibrated()
-    return whole, HeldRows.of(task, whole), given
+    whole, given = completed(plan, task)
+    beside: dict[str, Any] = {}
+    if task.beside is not None:
+        second, _ = completed(plan_beside(plan, task.beside.task), task.beside.task)
+        costs = Forecast(second, rows_per_client=HeldRows.of(task.beside.task, second).mean)
+        beside = {
+            "model": task.beside.names[1],
+            "rounds": second.simulation.rounds,
+            "cohort": second.cohort,
+            "bytes_up": sum(costs.bytes_up().values()),
+            "bytes_down": sum(costs.bytes_down().values()),
+        }
+    return whole, HeldRows.of(task, whole), given, beside
+
+
+def beside_in_words(beside: Mapping[str, Any]) -> str:
+    return (
+        f"and for {beside['model']}, beside it: {plural(beside['rounds'], 'round')} of "
+        f"{beside['cohort']:,} clients, in which each sends {size(beside['bytes_up'])} and fetches "
+        f"{size(beside['bytes_down'])}"
+    )
 
 
 def under(plan: Plan, entry: schemes.SchemeEntry, rows: int) -> dict[str, Any]:

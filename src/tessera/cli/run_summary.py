@@ -83,6 +83,7 @@ def summary(folder: Path) -> dict[str, Any]:
         "final": curve[-1][1] if curve else None,
         "best": best((value for _, value in curve), default=None),
         "curve": curve,
+        "mixture": facts.get("mixture"),
         "trivial": facts["trivial"],
         "learner": facts["learner"],
         "entropy": facts["entropy"],
@@ -199,6 +200,11 @@ def figures(facts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, st
         at = facts["curve"][-1][0]  # a later test had no figure: the model was not finite any more
         when = "" if at >= facts["rounds"] else f", after round {at}: none later"
         yield ("final",), f"{facts['metric']}{when}", score(facts["final"])
+    if (two := facts.get("mixture")) is not None:
+        name = "+".join(two["names"])
+        if two["test"]:
+            yield ("final",), f"{facts['metric']} of {name}", score(two["test"][name]["NDCG@10"])
+        yield ("final",), f"  weight of {two['names'][1]}, of 1", f"{two['weight']:g}"
     for name, value in facts["trivial"].items():
         yield ("trivial",), f"  baseline: {predictor(name)}", score(value)
     if entry.randomises:

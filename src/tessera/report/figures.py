@@ -28,7 +28,7 @@ from tessera.rounds import charged, schemes
 from tessera.rounds.noise import noise_of
 from tessera.rounds.noise_account import Noise
 from tessera.rounds.schemes import SchemeEntry
-from tessera.runs.folder import RunFolder
+from tessera.runs.folder import BESIDE, RunFolder
 
 TRAIN: Final = "train"
 """The one cost category that is not part of a protocol."""
@@ -93,6 +93,11 @@ class RunFigures:
     @property
     def plan(self) -> Plan:
         return self.run.plan
+
+    @property
+    def beside(self) -> RunFigures | None:
+        """The run of a second model, once it is there and its weight is chosen."""
+        return RunFigures.load(self.folder / BESIDE) if "mixture" in self.facts else None
 
     @property
     def scheme(self) -> str:

@@ -18,7 +18,7 @@ from tessera.report.figures import RunFigures
 from tessera.report.lineup import load_all
 from tessera.report.markup import Content, Markup, tag
 from tessera.report.numbers import enumeration
-from tessera.report.sections import costs, noise, ranking, safety, summary, training
+from tessera.report.sections import costs, mixture, noise, ranking, safety, summary, training
 from tessera.rounds.charged import NOT_CHARGED
 
 PAGE: Final = "report.html"
@@ -52,6 +52,7 @@ COSTS: Final = {"bytes_up": "bytes", "client_seconds": "times"}
 SECTIONS: Final = (
     Section("learning", "Learning", summary.curves, SCORES),
     Section("ranking", "What users would be shown", ranking.ranking),
+    Section("mixture", "Two models", mixture.mixture),
     Section(
         "schemes",
         "The schemes in figures",

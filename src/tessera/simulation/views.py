@@ -69,6 +69,13 @@ FACTS: Final[Mapping[str, Any]] = {
     "setup": Mapping[str, Any],
     "views": bool,
     "two_server": Mapping[str, Any],
+    "mixture": {
+        "names": [str],
+        "weight": float,
+        "users": int,
+        "curve": [[float]],
+        "test": Mapping[str, Mapping[str, float]],
+    },
 }
 """run.json. What is not named here is not checked."""
 
