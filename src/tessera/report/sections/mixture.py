@@ -33,7 +33,7 @@ def _of(run: RunFigures, second: RunFigures) -> list[Content]:
         ]
 
     head = ["model", "rounds of clients", "bytes up", "bytes down"]
-    head += [f"{run.metric}, held out", *(f"{measure}, test" for measure in measures)]
+    head += [f"{run.metric}, held out", *(f"{measure}, tested" for measure in measures)]
     body = [row(one, [run]), row(other, [second]), row(both, [run, second])]
     facts = mapping(second.task.get("facts"))
     alone = facts.get("pairs with one holder")
@@ -56,7 +56,7 @@ def _of(run: RunFigures, second: RunFigures) -> list[Content]:
     return [
         table(f"Both models, {run.label}", head, body, class_="cards"),
         listing(notes, "note"),
-        *([] if tested else [tag("p", "The test part was looked at by clients only.")]),
+        *([] if tested else [tag("p", "The mixture was not tested in one place.")]),
     ]
 
 
