@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT / "src"))
 from tessera.errors import PeerError, RoundAborted  # noqa: E402
 from tessera.protocols.epochs.member import GroupMember  # noqa: E402
 from tessera.protocols.epochs.server import GroupServer  # noqa: E402
-from tessera.protocols.machine import Aborted, Left, StateMachine  # noqa: E402
+from tessera.protocols.machine import Aborted, Left, Over, StateMachine  # noqa: E402
 from tessera.protocols.secagg import client, server  # noqa: E402
 from tessera.protocols.secagg.messages import FROM_CLIENT, FROM_SERVER, Advert  # noqa: E402
 from tessera.protocols.secagg.phases import PHASES, Between, Done, SumAborted  # noqa: E402
@@ -99,7 +99,7 @@ def role_table(role: type[StateMachine]) -> str:
     steps += [(state, "*close_phase*", step) for state, step in role.CLOSES.items()]
     order = list(role.STATES)
     for state, event, step in sorted(steps, key=lambda one: order.index(one[0])):
-        becomes = [f"`{kind.__name__}`" for kind in _made(step, role.STATES, owner=role)]
+        becomes = [f"`{kind.__name__}`" for kind in _made(step, (*role.STATES, Over), owner=role)]
         if _stays(step):
             becomes.insert(0, "the same")
         if _made(step, [RoundAborted], owner=role):

@@ -265,6 +265,14 @@ def join(
             help="Offer rows that another group has seen: their holder can be identified (B = 1).",
         ),
     ] = False,
+    leave: Annotated[
+        bool,
+        typer.Option(
+            "--leave",
+            help="Leave its fixed group for good: its key is erased, the leader is told, and the "
+            "group is retired.",
+        ),
+    ] = False,
     insecure_test_entropy: TestEntropy = None,
 ) -> int:
     """Take part in rounds: as one client of the bundle's task, or a synthetic one."""
@@ -302,6 +310,12 @@ def join(
         periods = service.local.periods
         if isinstance(periods, OneGroup) and periods.price:
             typer.echo(f"warning: {periods.price}", err=True)
+        if leave:
+            if not isinstance(service, GroupClientService):
+                raise ConfigError(
+                    "--leave without fixed groups", hint="stop the process: nobody waits for it"
+                )
+            service.leave()
     with services[0].journal:
         party = f"client {client}" if client is not None else f"clients {clients}"
         members = list(zip(services, keyrings, strict=True))

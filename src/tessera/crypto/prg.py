@@ -74,6 +74,7 @@ class Label(StrEnum):
     EPOCH_MAPS = "tessera epoch maps"  # images of a union under public maps -> a digest
     EPOCH_COUNTS = "tessera epoch counts"  # what negatives are drawn and weighed by -> a digest
     DELIVERED = "tessera delivered"  # signed: what was delivered, and the next mask key
+    LEFT_GROUP = "tessera left group"  # signed: a member is out of its group for good
 
     # A client's other randomness in a round
     UNION_COINS = "union coins"  # a round's root -> a client's words in one union

@@ -307,6 +307,12 @@ class GroupsPlan:
     Longer than the slowest device needs for [training] examples: who is late because of its data is
     identified.
     """
+    deadline: float = 2_592_000.0
+    """Seconds after which a member that has not delivered erases its mask key; in deployments.
+
+    From when the key was made, that is from its last delivery, by its own clock; 30 days. It is out
+    of its group then, which is retired: whoever takes its device later opens nothing.
+    """
     small: bool = False
     """Groups may be drawn among fewer newcomers than make ten groups.
 
@@ -322,6 +328,11 @@ class GroupsPlan:
         for name in ("age_weight", "delay"):
             if not 0.0 <= getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name} = {getattr(self, name)}", hint=f"{name} is 0 or more")
+        if not self.delay < self.deadline < float("inf"):
+            raise ConfigError(
+                f"deadline = {self.deadline}: a member would be out before it may deliver",
+                hint=f"above delay, which is {self.delay:g} seconds",
+            )
 
     def weight(self, age: int) -> float:
         """What a sum counts that opens so many rounds after its base was fixed."""

@@ -139,6 +139,7 @@ MASKED: Final = CostCategories(
             "RevealedShares": UNMASK,
             # Fixed groups that wait.
             "Deposit": KEYS,
+            "Leave": KEYS,
             "Fetch": ROWS_DOWN,
             "Assignment": ROWS_DOWN,
             "EpochWork": ROWS_DOWN,

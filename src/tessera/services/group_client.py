@@ -44,6 +44,10 @@ from tessera.services.journal_stores import (
 from tessera.services.link import Links, name_of
 
 LEAVES_AT: Final = "leaves at"
+KEY_SINCE: Final = "mask key since"
+LEAVE_TOLD: Final = "leave told"
+OWN_DEADLINE: Final = "its own deadline has passed before it delivered"
+OWN_WILL: Final = "it was told to leave"
 DEPOSITED: Final = "Deposited"
 FOLD: Final = "fold"
 """Once for all clients of a journal that have stored what they send, before any of it leaves."""
@@ -77,7 +81,10 @@ class GroupClientService:
         self.journal, self.plan, self.me, self.name = journal, plan, me, name_of(me)
         self.group, self._key = group, key
         self._make_local, self._train, self._entropy = local, train, entropy
+        self.leaving = False
+        """Whether this process was started to leave."""
         self.load()
+        self.expire()  # whatever happens next
 
     def load(self) -> None:
         """Bring everything in memory to where the journal is: at the start, and after a step that
@@ -97,6 +104,8 @@ class GroupClientService:
             self.role = EpochClient.wake(found[1].snapshot, found[1].messages, self._setup)
             if self.role.phase == DEPOSITED:  # a fetch would not show that it has not come
                 self._send(self.role.resend())
+        if self.left and journal.fact(name, LEAVE_TOLD) is None:
+            self.outgoing = [self._leave_message]
 
     @property
     def _setup(self) -> EpochClientSetup:
@@ -138,6 +147,19 @@ class GroupClientService:
         return min(max(0.0, left), self.plan.groups.delay)  # whatever the clock was set to
 
     @property
+    def expires_in(self) -> float | None:
+        """Seconds until its own deadline: by then it has delivered, or its mask key is erased.
+        Nobody else's word moves it. None if it has no key."""
+        since = self.journal.fact(self.name, KEY_SINCE)
+        if self._epoch is None or since is None:
+            return None
+        return max(0.0, float(since) + self.plan.groups.deadline - self._clock())
+
+    @property
+    def _leave_message(self) -> bytes:
+        return wire.encode(self._setup.member.leave)
+
+    @property
     def _epoch(self) -> tuple[int, EpochHeader | None] | None:
         """What it has delivered and what is due; None if it is out."""
         if self.role is None or self.left or self.retired:
@@ -152,6 +174,7 @@ class GroupClientService:
             self.role, out = EpochClient.join(self._setup)
             self._send(out)
             self._store()
+            self._note_key()
 
     def fetch(self) -> bytes:
         """A question that was not asked before."""
@@ -173,6 +196,8 @@ class GroupClientService:
             self._asked = self._asked or wire.kind_of(data) is EpochWork
             if self.retired and (last := self.local.unsettled) is not None:
                 self.local.settle(last, counted=False, by=Word.SERVER)
+            if before is not None and self._epoch is not None and before[0] != self._epoch[0]:
+                self._note_key()  # a union was delivered
             self._in_hand = self._epoch not in (before, None) or bool(out)
             if self._epoch not in (before, None):
                 leaves = self._clock() + self.plan.groups.delay
@@ -184,6 +209,18 @@ class GroupClientService:
         """What its own rules do not allow: no budget is left, or rows that met another group."""
         with self.journal.step():
             self._leave(reason)
+
+    def leave(self) -> None:
+        """By its own will, for good."""
+        self.leaving = True
+        if not self.left and not self.retired:
+            self.decline(OWN_WILL)
+
+    def expire(self) -> None:
+        """If its own deadline has passed: its mask key and the root of its coins are erased, and it
+        is out. Whoever takes the device later cannot open what others have delivered."""
+        if self.expires_in == 0.0:
+            self.decline(OWN_DEADLINE)
 
     def train(self) -> bool:
         """Train what is pending, and have the update on its way; False if nothing is."""
@@ -205,18 +242,30 @@ class GroupClientService:
             self.local.keep_pending(base, trained.local)
             self.local.broken = trained.broken
             self._store()
+            self._note_key()
 
     def sent(self) -> None:
         """The leader has the first of what was on its way."""
         with self.journal.step():
             self.outgoing = self.outgoing[1:]
             self._in_hand = bool(self.outgoing)
+            if self.left:
+                self.journal.set_fact(self.name, LEAVE_TOLD, b"1")
 
     # --- inside a step --------------------------------------------------------------------------
 
     def _leave(self, reason: str) -> None:
-        self.left, self.outgoing = reason, []
+        """Nothing of an epoch is left here, and the leader is told: the group cannot go on."""
+        self.left, self.outgoing, self._in_hand = reason, [self._leave_message], False
         self.journal.set_fact(self.name, LEFT_GROUP, reason.encode())
+        if self.role is not None:
+            self.role.withdraw(reason)
+            self._store()
+        self.journal.after_commit(self.journal.fold)  # the key leaves the log, too
+
+    def _note_key(self) -> None:
+        """A mask key was drawn now, for an epoch that it has not delivered."""
+        self.journal.set_fact(self.name, KEY_SINCE, str(self._clock()).encode())
 
     def _send(self, out: list[Outbound]) -> None:
         self.outgoing = [message.data for message in out] or self.outgoing

@@ -231,10 +231,13 @@ class GroupLeaderService:
         return VisitAnswer(message=out[0].data if out else b"")
 
     def _taken(self, at: int, client: ClientId, data: bytes) -> VisitAnswer:
-        """A deposit or a delivery."""
+        """A deposit, a delivery, or that it has left."""
         role = self._role(at)
         expected, phase = role.expected, role.phase
         role.receive(client, data)
+        if reason := role.epochs.at.retired:
+            self._put_away(at, role, reason)
+            return VisitAnswer()
         if role.expected == expected and role.phase == phase:
             return VisitAnswer()  # known before
         self._store_role(at, role)
@@ -350,6 +353,10 @@ class GroupLeaderService:
         """Inside a step: for good, and nothing of its open epoch is used or kept."""
         role = self._role(at)
         role.retire(reason)
+        self._put_away(at, role, reason)
+
+    def _put_away(self, at: int, role: EpochServer, reason: str) -> None:
+        """A group that is retired: durably, and its members hear of it when they come."""
         self._store_role(at, role)
         if (row := self.open.pop(at, None)) is not None:
             self.journal.database.execute(

@@ -247,7 +247,7 @@ def test_a_member_whose_deadline_has_passed_keeps_no_key() -> None:
     run.fetch(client)
     member = run.members[client]
     root = member.state.root.reveal()
-    member.expire()
+    member.withdraw("its deadline has passed")
     assert member.phase == "Over" and root not in member.snapshot() and not member.resend()
     (answer,) = run.say(client, Waiting.fetching(client))
     with pytest.raises(RoundIsOver):

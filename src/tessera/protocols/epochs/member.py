@@ -32,6 +32,7 @@ from tessera.protocols.epochs.messages import (
     Delivery,
     Deposit,
     Fetch,
+    Leave,
 )
 from tessera.protocols.machine import (
     Follower,
@@ -91,6 +92,11 @@ class MemberSetup(OfGroup):
             raise ConfigError(f"client {self.party} is not in group {self.group.number}")
         if self.group.key_of(self.party) != self.key.public:
             raise ConfigError(f"client {self.party}: another signing key than the group's leaf has")
+
+    @property
+    def leave(self) -> Leave:
+        """What it says when it is out, for whatever reason: always the same."""
+        return Leave(sender=self.party, group=self.group.digest).signed(self.key)
 
 
 class GroupMember(Follower[MemberSetup]):
@@ -206,9 +212,11 @@ class GroupMember(Follower[MemberSetup]):
             self._end(Left(reason=shortened(reason)))
         return fault
 
-    def expire(self) -> None:
-        """Its own deadline has passed: erase the mask key that was not used, and be out."""
-        self.over(RoundOutcome.ABORTED, "the member's deadline has passed")
+    def withdraw(self, reason: str) -> list[Outbound]:
+        """For good, by its own will or at its own deadline: erase the mask key that was not used,
+        with the root of its coins, and tell the server."""
+        self.over(RoundOutcome.ABORTED, reason)
+        return [Outbound.of(SERVER, self.setup.leave)]
 
     # -- steps
 

@@ -5,6 +5,7 @@
     server -> member   Assignment   the epoch that is open, and the certificate of the last one
     server -> member   ComeBack     nothing is due
     member -> server   Delivery     one masked vector, its signature, its mask key for the next one
+    member -> server   Leave        at any time: it is out for good, and so the group is retired
 
 A signature "delivered" over epoch e is two things at once: with those of all others a certificate
 that e was delivered by everybody under one h_e, and the signature over the member's mask key for
@@ -144,5 +145,30 @@ class Delivery:
         return self.statement.sender
 
 
-FROM_MEMBER: Final = (Deposit, Fetch, Delivery)
+@wire.record(tag=0x0716)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """Member to server: it is out of this group for good, and its key is erased. Not why."""
+
+    sender: Annotated[ClientId, wire.U32]
+    group: Annotated[bytes, wire.KEY] = field(repr=False)
+    """h_0: a leave counts in one group's life."""
+    signature: Annotated[bytes, wire.SIGNATURE] = field(default=bytes(64), repr=False)
+
+    def signed(self, key: SigningKey) -> Leave:
+        return replace(self, signature=key.sign(self._text))
+
+    def fault(self, group: FixedGroup) -> str:
+        """What is wrong with it in this group, or nothing."""
+        if self.group != group.digest:
+            return "left another group"
+        known = verify(group.key_of(self.sender), self.signature, self._text)
+        return "" if known else "sent an invalid signature"
+
+    @property
+    def _text(self) -> bytes:
+        return encode_context(Label.LEFT_GROUP, self.group, self.sender)
+
+
+FROM_MEMBER: Final = (Deposit, Fetch, Delivery, Leave)
 FROM_GROUP_SERVER: Final = (Assignment, ComeBack)

@@ -27,6 +27,7 @@ from tessera.protocols.epochs.messages import (
     DeliveryCertificate,
     Deposit,
     Fetch,
+    Leave,
 )
 from tessera.protocols.machine import (
     Coordinator,
@@ -42,6 +43,7 @@ from tessera.protocols.machine import (
 from tessera.wire.stored import MAX_STATE_BYTES, Kept
 
 HOUR: Final = 3600
+LEFT: Final = "a member has left"
 BY_MEMBER: Final = wire.ByKey(wire.U32, wire.Nested(Delivered), MAX_GROUP)
 
 
@@ -218,6 +220,12 @@ class GroupServer(Coordinator[GroupServerSetup]):
             raise self._refuse(kept.message.sender, "sent a second key or vector of one epoch")
         return state, []
 
+    def _left(self, state: Any, kept: Kept[Leave]) -> Moved:
+        """A member is out, and nothing is ever opened without it."""
+        if fault := kept.message.fault(self.setup.group):
+            raise self._refuse(kept.message.sender, fault)
+        return Over(outcome=RoundOutcome.ABORTED, reason=LEFT), []
+
     def _is_known(self, state: Open, message: Deposit | Delivery) -> bool:
         return message.statement in (*state.last.entries, *state.delivered.values())
 
@@ -285,5 +293,6 @@ SERVER_STEPS: Final[Steps] = {
     (EpochOpened, Deposit): GroupServer._late,
     (EpochOpened, Fetch): GroupServer._later_fetch,
     (EpochOpened, Delivery): GroupServer._late,
+    **{(state, Leave): GroupServer._left for state in GroupServer.STATES},
 }
 GroupServer.STEPS = SERVER_STEPS

@@ -27,7 +27,7 @@ from tessera.protocols.epochs.chain import EpochHeader, EpochKind
 from tessera.protocols.epochs.group import FixedGroup, OfGroup
 from tessera.protocols.epochs.member import GroupMember, MemberSetup
 from tessera.protocols.epochs.messages import ComeBack
-from tessera.protocols.machine import Follower, Left, Moved, Outbound, Steps
+from tessera.protocols.machine import Follower, Left, Moved, Outbound, RoundOutcome, Steps
 from tessera.rounds import delivery, select
 from tessera.rounds.epochs.messages import (
     FROM_SERVER,
@@ -193,6 +193,14 @@ class EpochClient(Follower[EpochClientSetup]):
     def resend(self) -> list[Outbound]:
         """What it has stored and the server may not have: the same bytes."""
         return self.state.member.resend() if isinstance(self.state, BetweenVisits) else []
+
+    def withdraw(self, reason: str) -> list[Outbound]:
+        """For good: mask key and coins of an epoch that it has not delivered are erased, and the
+        server is told."""
+        if isinstance(self.state, BetweenVisits | TrainingBase):
+            self.state.member.withdraw(reason)
+        self.over(RoundOutcome.ABORTED, reason)
+        return [Outbound.of(SERVER, self.setup.member.leave)]
 
     # --- messages -------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from tessera.plan import Plan
 from tessera.protocols.epochs.group import FixedGroup, OfGroup
 from tessera.protocols.epochs.messages import FROM_MEMBER, Assignment
 from tessera.protocols.epochs.server import HOUR, GroupServer, GroupServerSetup
-from tessera.protocols.machine import Coordinator, Outbound, RoundOutcome
+from tessera.protocols.machine import Coordinator, Outbound, Over, RoundOutcome
 from tessera.rounds.epochs.group import (
     CarriedVectors,
     Cutoffs,
@@ -110,7 +110,10 @@ class EpochServer(Coordinator[EpochServerSetup]):
     def receive(self, sender: Party, data: bytes) -> list[Outbound]:
         """The protocol's role judges what is due; its assignments are sent with their inputs."""
         self._check_open()
-        out = self.state.role.receive(sender, data)
+        role: GroupServer = self.state.role
+        out = role.receive(sender, data)
+        if isinstance(role.state, Over):  # a member has left
+            self._ended(role.state.reason)
         return [
             self._with_inputs(each) if each.kind == Assignment.__name__ else each for each in out
         ]
@@ -151,6 +154,9 @@ class EpochServer(Coordinator[EpochServerSetup]):
     def retire(self, reason: str) -> list[Outbound]:
         """For good: members are told, and nothing of an open epoch is used or kept."""
         out: list[Outbound] = self.state.role.retire(reason)
+        self._ended(reason)
+        return out
+
+    def _ended(self, reason: str) -> None:
         self.epochs.at.retired, self.epochs.at.open = reason, None
         self.over(RoundOutcome.ABORTED, reason)
-        return out

@@ -37,8 +37,11 @@ class Visitor(LeaderCaller):
         """Until the leader says that all rounds are done, or the group or this client is out."""
         while not (self.party.left or self.party.retired):
             try:
-                if not await self._go_on():
-                    return
+                async with asyncio.timeout(self.party.expires_in):
+                    if not await self._go_on():
+                        return
+            except TimeoutError:
+                await self._steps.run(self.party.expire)
             except JournalFailed:
                 continue  # it is where its journal is, and has sent nothing
             except (BadAnswer, AnswerTooLong) as error:
@@ -47,7 +50,11 @@ class Visitor(LeaderCaller):
             except ConfigError as error:
                 await self._steps.run(partial(self.party.decline, str(error)))
         if self.party.left:
+            while self.party.outgoing:
+                await self._tell(self.party.outgoing[0])
             self._log("left", reason=self.party.left)
+            if self.party.leaving:
+                return
             raise LeftGroup(f"{self.party.name}: {self.party.left}")
         self._log("retired", reason=self.party.retired)
 
@@ -81,6 +88,15 @@ class Visitor(LeaderCaller):
         else:
             raise LeaderRefuses(status, reason_in(body))
         return True
+
+    async def _tell(self, leave: bytes) -> None:
+        """That this client is out: the leader takes it, or the group or all rounds are over."""
+        status, _, body = await self._ask("POST", VISIT, body=leave)
+        if status == HTTPStatus.CONFLICT:
+            self._log("leave refused", reason=reason_in(body))
+        elif status not in (HTTPStatus.NO_CONTENT, HTTPStatus.OK, HTTPStatus.GONE):
+            raise LeaderRefuses(status, reason_in(body))
+        await self._steps.run(self.party.sent)
 
     async def _fetch(self) -> bool:
         status, _, body = await self._ask("POST", VISIT, body=self.party.fetch())
