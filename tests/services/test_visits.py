@@ -225,10 +225,41 @@ def test_a_client_without_budget_declines_for_good(
         raise ConfigError("no budget is left")
 
     monkeypatch.setattr("tessera.rounds.epochs.work.MemberWork.charge", spent)
-    before = lab.client(client).role.snapshot()
     with pytest.raises(LeftGroup, match="no budget is left"):
         asyncio.run(Direct(lab, client).run())
     lab.restart(client)
     assert lab.client(client).left == "no budget is left"
-    assert lab.client(client).role.snapshot() == before, "as it was before the question"
-    assert lab.parties[SERVER].open[0].missing == SIZE
+    assert lab.client(client).role.phase == "Over", "no key is left"
+    assert lab.parties[SERVER].retired == {0: "a member has left"}, "it was told"
+
+
+def test_a_client_that_is_told_to_leave_tells_the_leader_and_ends(lab: GroupLab) -> None:
+    client, other = in_group(lab)[:2]
+    lab.client(client).leave()
+    asyncio.run(Direct(lab, client).run())
+    assert lab.parties[SERVER].retired == {0: "a member has left"}
+    asyncio.run(Direct(lab, other).run())
+    assert lab.client(other).retired == "a member has left"
+    lab.restart(client)
+    with pytest.raises(LeftGroup, match="told to leave"):
+        asyncio.run(Direct(lab, client).run())
+
+
+def test_a_deadline_that_passes_while_the_leader_cannot_be_reached_is_kept(lab: GroupLab) -> None:
+    client = in_group(lab)[0]
+    one = lab.client(client)
+    lab.now += one.expires_in - 20
+
+    class Silent(Direct):
+        async def _ask(self, method: str, path: str, query: Any = None, body: bytes = b"") -> Any:
+            if not one.left:
+                lab.now += 30
+                await asyncio.sleep(3600)
+            return await super()._ask(method, path, query, body)
+
+    one._clock = lambda: lab.now
+    visitor = Silent(lab, client)
+    lab.now += 19.9
+    with pytest.raises(LeftGroup, match="its own deadline has passed"):
+        asyncio.run(visitor.run())
+    assert lab.parties[SERVER].retired == {0: "a member has left"}
