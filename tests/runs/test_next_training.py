@@ -158,6 +158,14 @@ def test_in_fixed_groups_the_whole_union_is_trained_and_counted_alike(data):
         assert set(job.rows["items"][left_out].tolist()) == set(own.tolist())
 
 
+def test_evenly_drawn_negatives_use_no_counts_in_groups_either(data):
+    """With noise nobody has paid for counts, and the shares of holders are counts."""
+    task = a_task(data, power=0.0)
+    assert task.in_groups(5).loss is task.loss
+    assert a_task(data).in_groups(5).loss.whole_union
+    assert not a_task(data, candidates="own").in_groups(5).loss.whole_union
+
+
 def test_what_is_not_in_a_rounds_examples_is_no_wrong_answer_either(data):
     """A round trains on some examples; the items of all the others are the client's own, too."""
     task = a_task(data)

@@ -176,7 +176,8 @@ def _next(
             target="item",
             negatives=negatives,
             weights=np.power(times + 1.0, power),
-            held=times / data.events.users,  # of a user each item counts once
+            # Of a user each item counts once. Evenly drawn, nothing follows from counts.
+            held=times / data.events.users if power else None,
             union_negatives=min(in_union, negatives),
         ),
         metric=metric,
@@ -302,7 +303,7 @@ _EXPLAINED: Final[Mapping[str, str]] = {
     "candidates": 'In fixed groups: "union" (all rows of the group\'s union, and some negatives of '
     'each member) or "own" (a client\'s own negatives alone, as elsewhere).',
     "union_negatives": "Of each member of a fixed group beside its union; 0: 30, or 60 of less "
-    "than 2,000 items.",
+    "than 2,000 items. With power = 0.0 candidates are own negatives.",
     "power": "Negatives are drawn from how often items occur, to this power; 0: evenly.",
     "tau": "Of pairs: places after which an item counts a third.",
     "penalty": "Of pairs: what is added to the diagonal before the solve.",
