@@ -294,6 +294,7 @@ def _noisy_pairs(data: SequenceData, title: str, metric: NextMetric) -> Task:
 _EXPLAINED: Final[Mapping[str, str]] = {
     "history": "Items before an item that the model looks at.",
     "least": "Times that an item occurs to be in the catalogue.",
+    "seed": "Of Last.fm, whose file has no times: seed of the order of each user's artists.",
     "part": 'What the model is tested on: each user\'s last item ("test"), or the one before '
     '("validation") to tune settings.',
     "model": '"next" (a lag model that is trained), "pairs" (pair counts that are summed) or '
