@@ -42,7 +42,7 @@ from tessera.rounds.noise import noise_of
 from tessera.rounds.server_model import ServerModel
 from tessera.simulation import population
 
-VERSION: Final = 1
+VERSION: Final = 2
 PLAN, ABOUT, DENSE = "plan", "about", "dense"
 GIVEN, MAP = "given/", "map/"
 
