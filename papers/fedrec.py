@@ -68,7 +68,13 @@ class ItemSet:
 SETS: Final = {
     "ml-100k": ItemSet(title="MovieLens 100K", task="sequences-100k", rounds=200, quick=60),
     "ml-1m": ItemSet(title="MovieLens 1M", task="sequences-1m", rounds=400, quick=40),
-    "lastfm": ItemSet(title="Last.fm 2K", task="sequences-lastfm", rounds=200, quick=40),
+    "lastfm": ItemSet(
+        title="Last.fm 2K",
+        task="sequences-lastfm",
+        rounds=200,
+        quick=40,
+        options={"penalty": 100.0},
+    ),
     "amazon": ItemSet(title="Amazon electronics", task="sequences-amazon", rounds=200, quick=40),
 }
 PARTS: Final = tuple(SETS)
