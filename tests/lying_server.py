@@ -72,7 +72,7 @@ def plan_of() -> Plan:
             TablePlan(name=KINDS, rows=ROWS, width=1, derived_from=TABLE),
         ),
         model=ModelPlan(dense=1),
-        groups=GroupsPlan(size=SIZE),
+        groups=GroupsPlan(size=SIZE, period=1),
         union=UnionPlan(max_rows=2 * EACH, encoding=EncodingChoice.SUM_TABLE),
     )
 

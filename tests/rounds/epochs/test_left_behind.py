@@ -10,6 +10,7 @@ name a link that has the whole past in it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -18,14 +19,18 @@ from lying_server import (
     CERTIFICATE,
     CHAIN,
     NUMBER,
+    SIZE,
     Attack,
     B,
     Floats,
     LyingServer,
     attacked,
     off,
+    plan_of,
 )
+from tessera.errors import ServerFault
 from tessera.ids import ClientId
+from tessera.plan.sections import GroupsPlan
 
 FEW, ALL = 2, 30  # groups of ten
 PAST: Final = {"number": NUMBER, "certificate": CERTIFICATE, "chain": CHAIN}
@@ -91,3 +96,28 @@ def test_each_line_alone_is_enough(line: str, name: str, monkeypatch: pytest.Mon
     found = attacked(ATTACKS[name], groups=1, epochs=2)
     assert len(found.refused) + found.closed == 10
     assert (found.closed == 10) == (line == "chain")
+
+
+@pytest.mark.parametrize("due", [0, 2])
+def test_a_period_that_the_plan_does_not_have_yet_is_refused(
+    due: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All members are told the same, so that masks would cancel: each keeps count by itself."""
+    plan = replace(plan_of(), groups=GroupsPlan(size=SIZE, period=due))
+    monkeypatch.setattr("lying_server.plan_of", lambda: plan)
+    server = LyingServer.after(3, 2)  # the union, and one update
+    early = server.copy()
+    early.begin_period()
+    with pytest.raises(ServerFault, match="began period 2 after 1 updates, and the plan has one"):
+        early.epoch()
+    server.epoch()
+    server.begin_period()
+    if not due:
+        with pytest.raises(ServerFault, match="for good"):
+            server.epoch()
+        return
+    server.epoch()
+    assert server.epoch() is not None
+    server.begin_period()  # and the count begins anew
+    with pytest.raises(ServerFault, match="began period 3 after 1 updates"):
+        server.epoch()

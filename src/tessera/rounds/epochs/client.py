@@ -57,6 +57,8 @@ class BetweenVisits:
     period: Annotated[int, wire.U32] = 0
     cutoff: Annotated[int, wire.U64] = 0
     """Of the data of `period`, which are fixed."""
+    updates: Annotated[int, wire.U32] = 0
+    """That it has delivered in `period`, by its own count."""
     union: MaybeUnion = None
 
 
@@ -68,6 +70,7 @@ class TrainingBase:
     member: Member
     period: Annotated[int, wire.U32]
     cutoff: Annotated[int, wire.U64]
+    updates: Annotated[int, wire.U32]
     union: MaybeUnion
     base: Annotated[Kept[Download], ByDigest(Download)]
 
@@ -185,7 +188,11 @@ class EpochClient(Follower[EpochClientSetup]):
         )
         out = state.member.deliver(words, entropy=self.setup.entropy)
         following = BetweenVisits(
-            member=state.member, period=state.period, cutoff=state.cutoff, union=state.union
+            member=state.member,
+            period=state.period,
+            cutoff=state.cutoff,
+            updates=state.updates + 1,
+            union=state.union,
         )
         self._move(following, b"")
         return out
@@ -226,6 +233,7 @@ class EpochClient(Follower[EpochClientSetup]):
             raise self._fault("sent other inputs than the epoch's header has digests of")
         self._check_cutoff(state, work.record)
         if work.record.period != state.period:
+            self._check_period(state, work.record)
             self.work.begin(work.record)
         if base is None:
             return self._offered(state, work.record), member.resend()
@@ -235,6 +243,7 @@ class EpochClient(Follower[EpochClientSetup]):
             member=member,
             period=header.period,
             cutoff=work.record.cutoff,
+            updates=state.updates if state.period == header.period else 0,
             union=union,
             base=base,
         )
@@ -258,6 +267,16 @@ class EpochClient(Follower[EpochClientSetup]):
                 raise self._fault(f"asked for a union that is not due in period {header.period}")
         elif self.plan.has_union and union is None:
             raise self._fault(f"asked for an update in period {header.period} before its union")
+
+    def _check_period(self, state: BetweenVisits | TrainingBase, record: PeriodRecord) -> None:
+        """A new period after as many updates as the plan says and not before, by its own count:
+        what came between two unions is seen as such."""
+        due = self.plan.groups.period
+        if state.period and not 0 < due <= state.updates:
+            after = f"the plan has one after {due}" if due else "the plan has one for good"
+            raise self._fault(
+                f"began period {record.period} after {state.updates} updates, and {after}"
+            )
 
     def _check_cutoff(self, state: BetweenVisits | TrainingBase, record: PeriodRecord) -> None:
         """A period has one cut-off, which has passed, later than that of the period before."""
