@@ -366,17 +366,13 @@ def _as_begun(
     """
     log.check_described()
     facts, folder = log.facts, log.folder
-    if log.plan.digest != plan.digest:
+    if another := plan.other_than(log.plan):
         raise ConfigError(
-            f"{folder} was started with another plan",
-            hint="resume with the plan in its folder, or start a new run",
+            f"{folder} was started with another {another}",
+            hint="resume with the plan in its folder, in which only the number of rounds may "
+            "change; or start a new run",
         )
-    if log.plan.with_simulation(rounds=1).simulation != plan.with_simulation(rounds=1).simulation:
-        raise ConfigError(
-            f"{folder} was started with another [simulation]",
-            hint="only the number of rounds may change",
-        )
-    if log.plan.simulation.rounds != plan.simulation.rounds and noise_of(plan).follows_from_rounds:
+    if noise_of(plan).follows_from_rounds and not plan.same_rounds(log.plan):
         raise ConfigError(
             f"{folder}: its plan has {log.plan.simulation.rounds} rounds, by which the noise on "
             "sums beside them was sized: with other noise they would be released twice",

@@ -10,7 +10,7 @@ import pytest
 
 from rounds.shops import alike, finished, model_of, one_table, shop
 from tessera.crypto.entropy import RootedEntropy, ScriptedEntropy
-from tessera.errors import ConfigError, MisuseError
+from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import TableMean
 from tessera.plan import DPPlan, Plan, SimulationPlan, Trust, UpdatePlan
@@ -18,7 +18,7 @@ from tessera.plan.dp import GIVEN_UP, LONGER, boundary, fewest_drawn, most_drawn
 from tessera.privacy.dp import accounting
 from tessera.privacy.dp.guarantee import Adjacency, Observer, Unit
 from tessera.privacy.dp.mechanism import GaussianNoise
-from tessera.rounds.cohorts import Cohorts, SecretCohorts, cohorts_of, secret_cohorts
+from tessera.rounds.cohorts import Cohorts, SecretCohorts, cohorts_of
 from tessera.rounds.course import Course
 from tessera.rounds.events import RoundAbort, RoundFinished, RoundStarted
 from tessera.rounds.noise import noise_of
@@ -76,7 +76,7 @@ def test_a_cohort_follows_from_the_leaders_entropy_and_not_from_the_seed() -> No
 @pytest.mark.parametrize("share", [0.03, 0.5, 0.9])
 def test_every_client_has_a_coin_of_its_own_in_every_round(share: float) -> None:
     plan = replace(planned(), dp=replace(EACH, participation=share))
-    rounds, clients, rule = 60, 500, secret_cohorts(plan)
+    rounds, clients, rule = 60, 500, cohorts_of(plan)
     coins = np.stack(
         [rule.coins(RoundId(r), clients, ScriptedEntropy(b"a")) for r in range(rounds)]
     )
@@ -89,8 +89,8 @@ def test_every_client_has_a_coin_of_its_own_in_every_round(share: float) -> None
 
 
 def test_who_has_no_participation_has_no_coins() -> None:
-    with pytest.raises(MisuseError, match="follows from the plan's seed"):
-        secret_cohorts(replace(planned(), dp=PUBLIC))
+    public = cohorts_of(replace(planned(), dp=PUBLIC))
+    assert public.coins(RoundId(0), 5, ScriptedEntropy(b"a")) is None
 
 
 def test_a_population_that_does_not_make_the_cohort_is_refused() -> None:

@@ -14,7 +14,7 @@ from tessera.plan import Plan
 from tessera.rounds.events import RoundFinished
 from tessera.runs import statistics
 from tessera.runs.setup import set_up
-from tessera.runs.statistics import group_sums, population_sum, secure_sum
+from tessera.runs.statistics import cohort_sum, population_sum, secure_sum
 from tessera.runs.training import Training, complete
 
 ENTROPY = ScriptedEntropy(b"tally")
@@ -131,11 +131,11 @@ def test_metrics_of_a_plan_with_groups_open_whole_groups_only(opened):
 def test_a_group_that_is_not_whole_is_in_no_sum(opened):
     given, groups = vectors(8), [tuple(map(ClientId, range(4))), tuple(map(ClientId, range(4, 8)))]
     del given[ClientId(5)]
-    found = group_sums(given, groups, in_groups(), "things", RoundId(0), ENTROPY)
+    found = cohort_sum(given, groups, in_groups(), "things", RoundId(0), ENTROPY)
     assert_array_equal(found, sum(given[c] for c in groups[0]))
     assert opened == [(frozenset(groups[0]), True)]
     del given[ClientId(0)]
-    assert group_sums(given, groups, in_groups(), "things", RoundId(0), ENTROPY) is None
+    assert cohort_sum(given, groups, in_groups(), "things", RoundId(0), ENTROPY) is None
 
 
 def test_a_plan_with_groups_has_no_other_population_sum():

@@ -41,7 +41,7 @@ from tessera.privacy.dp.mechanism import GaussianNoise
 from tessera.privacy.dp.noise_setting import Drawn, NoiseSetting
 from tessera.protocols.secagg.phases import StageSum, TableSum
 from tessera.rounds.clipped_vector import clipped_update, clipped_vector, noise_stream, noisy_update
-from tessera.rounds.cohorts import secret_cohorts
+from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.encode import means
 from tessera.rounds.noise import noise_of
 from tessera.runs.noisy import OfSubjects, PrintedBatches
@@ -367,11 +367,10 @@ def observe_merging(
 
 def drawn_canaries(plan: Plan, rounds: int, canaries: int, entropy: Entropy) -> Mask | None:
     """Which canaries are in the cohort of each round; None where the plan's seed has them all."""
-    if not plan.drawn_in_secret:
-        return None
-    coins = secret_cohorts(plan).coins
-    every = [coins(RoundId(at), canaries, entropy) for at in range(rounds)]
-    return np.stack(every)
+    rule = cohorts_of(plan)
+    every = [rule.coins(RoundId(at), canaries, entropy) for at in range(rounds)]
+    drawn = [coins for coins in every if coins is not None]
+    return np.stack(drawn) if drawn else None
 
 
 def flipped(entropy: Entropy, canaries: int) -> Mask:

@@ -34,9 +34,10 @@ from tessera.report.figures import RunFigures
 from tessera.report.numbers import score
 from tessera.report.progress import progress
 from tessera.report.terminal import Page
-from tessera.rounds import charged, schemes
+from tessera.rounds import charged
 from tessera.rounds.events import Event, RoundAbort
 from tessera.rounds.noise import noise_of
+from tessera.rounds.resolve import resolve
 from tessera.runs.folder import (
     HELPER_KEY,
     PLAN,
@@ -322,16 +323,9 @@ def run_synthetic(
     Rows and updates are synthetic (`simulation/population.py`), and the output says so. All else
     follows the plan: messages, bytes, unions, answers, dropouts and sums.
     """
-    if plan.dp is not None:
-        raise ConfigError(
-            "[dp] without a task: synthetic clients train nothing, and add no noise",
-            hint="name a [task], or leave [dp] out",
-        )
-    if not schemes.of(plan).federated:
-        raise ConfigError(
-            "central training needs a task: nothing can be learnt from synthetic rows",
-            hint="add a [task]; `tessera init` lists what there is",
-        )
+    agreed = resolve(plan)
+    agreed.noise.check_clients()
+    agreed.sum.check_clients()
     held = min(plan.union.max_rows, ROWS) if rows_per_client is None else rows_per_client
     members = population.participants(plan, 2 * plan.cohort if clients is None else clients, held)
 
@@ -353,7 +347,7 @@ def run_synthetic(
     log = RunFolder.create(out, plan)
     console = Console(stderr=True, highlight=False)
     console.print(f"[yellow]{run_summary.SYNTHETIC}[/]", soft_wrap=True)
-    servers = schemes.of(plan).sum.servers
+    servers = agreed.sum.servers
     many = len(members) > MOST_WATCHED or plan.privacy.pseudonyms
     seen_by = (servers if many else "each party") if record_views else ""
     started, aborted = time.monotonic(), None

@@ -182,6 +182,18 @@ class Plan:
         """The same agreement, simulated otherwise."""
         return replace(self, simulation=replace(self.simulation, **changes))
 
+    def same_rounds(self, other: Plan) -> bool:
+        """Whether both are simulated for as many rounds."""
+        return self.simulation.rounds == other.simulation.rounds
+
+    def other_than(self, begun: Plan) -> str:
+        """What is another than in the plan of a run that was begun, but for rounds; or ""."""
+        if self.digest != begun.digest:
+            return "plan"
+        if replace(self.simulation, rounds=1) != replace(begun.simulation, rounds=1):
+            return "[simulation]"
+        return ""
+
     @property
     def is_complete(self) -> bool:
         """Whether it has a model; one without takes that of its task."""
@@ -233,9 +245,19 @@ class Plan:
         return Promise(group=size, corrupt=self.security.corrupt, periods=periods)
 
     @property
+    def participation(self) -> float:
+        """The probability of a client to be in a round, where the leader's coins draw; else 0."""
+        return 0.0 if self.dp is None else self.dp.participation
+
+    @property
     def drawn_in_secret(self) -> bool:
         """Whether cohorts follow from the leader's coins, and not from the seed."""
-        return self.dp is not None and self.dp.participation > 0.0
+        return self.participation > 0.0
+
+    @property
+    def noisy_counts(self) -> bool:
+        """Whether counts are summed under noise, beside what they are counts of."""
+        return self.dp is not None and self.dp.counts > 0.0
 
     @property
     def most_clients(self) -> int:
@@ -271,11 +293,6 @@ class Plan:
     def server_step(self) -> ServerStep:
         """[server], likewise."""
         return self.server or ServerStep()
-
-    @property
-    def named_task(self) -> TaskPlan | None:
-        """[task], where it names one; None: rounds move synthetic vectors."""
-        return self.task if self.task.name else None
 
     # --- tables and their ids -------------------------------------------------------------------
 

@@ -245,6 +245,11 @@ class PrivacyPlan:
         """Whether rounds of one client in a period (in the whole run) can be told to be its."""
         return not (self.grouped or (self.one_participation and not whole_run))
 
+    @property
+    def only_simulated(self) -> str:
+        """Why services do not carry it; "" if they do."""
+        return "pseudonyms need a relay, which is not built" if self.pseudonyms else ""
+
     def fingerprint_of(self, own: IndexPrivacy | None) -> bool:
         """Whether a client's own probabilities would link its pseudonyms."""
         return self.pseudonyms and own is not None and own.fingerprints
@@ -630,6 +635,20 @@ class SimulationPlan:
         if period > 1 and (not self.cutoff_step or self.share_of(period - 1) in (None, 1.0)):
             return None
         return min(1.0, self.cutoff + (period - 1) * self.cutoff_step)
+
+    @property
+    def clients_test(self) -> bool:
+        """Whether clients test the model, and not one place."""
+        return self.metrics is Metrics.FEDERATED
+
+    @property
+    def only_simulated(self) -> str:
+        """Why services do not do it; "" if they do."""
+        return "federated metrics are not part of a deployment yet" if self.clients_test else ""
+
+    def due(self, done: int, rounds: int) -> bool:
+        """Whether the model is tested after so many of these rounds."""
+        return done % self.evaluate_every == 0 or done == rounds
 
     def real(self, round_id: RoundId) -> bool:
         """Whether this round sends real messages, masked where the scheme masks them."""

@@ -228,9 +228,10 @@ class ClientRound(TrainingClient):
         roots = plan.root_ids
         held, pool = select.held(plan, local.real), select.held(plan, local.pool)
         real = {table: held[t.name] for table, t in roots.items()}
-        if plan.privacy.add and not local.pool:
+        perturbation = plan.privacy.perturbation
+        if perturbation is not None and perturbation.add and not local.pool:
             raise ConfigError(
-                f"plan: add = {plan.privacy.add} perturbs the real set, and there is no pool",
+                f"plan: add = {perturbation.add} perturbs the real set, and there is no pool",
                 hint="give the client a public list of rows, such as an earlier union",
             )
         least = plan.privacy.least_rounds if local.own_rounds is None else local.own_rounds
@@ -241,13 +242,13 @@ class ClientRound(TrainingClient):
         frozen = freeze(
             local.periods,
             federation=plan.federation,
-            period=plan.period(self.round_id),
-            privacy=local.privacy or plan.privacy.index,
+            period=self._period_number,
+            privacy=local.answers(plan),
             real=real,
             entropy=ClientEntropy(self._entropy, self.me),
             sizes={table: t.rows for table, t in roots.items()},
             max_rows=dict.fromkeys(roots, plan.union.max_rows),
-            perturbation=plan.privacy.perturbation,
+            perturbation=perturbation,
             pool={table: pool[t.name] for table, t in roots.items()},
             agreement=local.agreement_on(plan),
         )
@@ -265,10 +266,14 @@ class ClientRound(TrainingClient):
         local.periods.count_round(plan.federation)
 
     @property
+    def _period_number(self) -> int:
+        return self.plan.period(self.round_id)
+
+    @property
     def _frozen(self) -> FrozenPeriod | None:
         """The period of this round, once it is frozen."""
-        stored = self._local.periods.latest(self.plan.federation)
-        in_it = stored is not None and stored.period == self.plan.period(self.round_id)
+        stored, now = self._local.periods.latest(self.plan.federation), self._period_number
+        in_it = stored is not None and stored.period == now
         return stored if in_it else None
 
     def _period(self) -> FrozenPeriod:

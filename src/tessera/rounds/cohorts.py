@@ -29,6 +29,7 @@ from tessera.plan.dp import GIVEN_UP, boundary
 from tessera.privacy.index.period import AnotherGroup, PeriodStore
 from tessera.privacy.index.response import IndexPrivacy
 from tessera.rounds import schemes
+from tessera.rounds.sums import Split
 from tessera.rounds.words import RoundResult
 
 if TYPE_CHECKING:
@@ -39,12 +40,7 @@ Named: TypeAlias = Mapping[ClientId, ClientId]
 """Who each name of a round is."""
 Unmasked: TypeAlias = Callable[[ClientId], bool]
 """Whether a client sends its update unmasked, where the plan leaves that to it."""
-Split: TypeAlias = list[tuple[Plan, tuple[ClientId, ...]]]
-"""The parts of a cohort that are summed apart, each with the plan among its clients."""
 
-LEAST_TOGETHER: Final = 3
-LEAST_SHARE: Final = 0.1
-"""If fewer clients of a cohort would remain in the secure sum, all of them take part in it."""
 TOO_FEW_DRAWN: Final = "the coins drew too few clients"
 TOO_MANY_DRAWN: Final = "the coins drew more clients than a sum has room for"
 
@@ -63,9 +59,7 @@ class CohortRule:
     @property
     def only_simulated(self) -> str:
         """Why services do not have such cohorts; "" if they do."""
-        if self.plan.privacy.pseudonyms:
-            return "pseudonyms need a relay, which is not built"
-        return ""
+        return self.plan.privacy.only_simulated
 
     # --- a server's side ------------------------------------------------------------------------
 
@@ -81,6 +75,25 @@ class CohortRule:
     def task_of(self, task: Task) -> Task:
         """The task as clients in such cohorts train it."""
         return task
+
+    def parts(
+        self, clients: Sequence[ClientId], groups: Sequence[FixedGroup]
+    ) -> Sequence[Collection[ClientId]]:
+        """In which a population's statistics are summed: of a cohort's size at least."""
+        if groups:
+            raise MisuseError("fixed groups of a plan without any")
+        many = max(1, len(clients) // self.plan.cohort)
+        return [clients[part::many] for part in range(many)]
+
+    def summed(self, clients: list[ClientId], groups: Sequence[FixedGroup]) -> list[ClientId]:
+        """Of clients with data, those who are in such sums."""
+        return clients
+
+    def present(
+        self, clients: Collection[ClientId], groups: Sequence[FixedGroup]
+    ) -> Sequence[Collection[ClientId]]:
+        """Those of a cohort whose statistics are summed together."""
+        return [clients]
 
     def draw(self, round_id: RoundId, cohorts: Cohorts) -> list[ClientId]:
         """Without replacement, within what the plan allows in this period."""
@@ -98,20 +111,17 @@ class CohortRule:
         cohorts.met[plan.period(round_id)].update(chosen)
         return chosen
 
+    def coins(
+        self, round_id: RoundId, clients: int, entropy: Entropy
+    ) -> npt.NDArray[np.bool_] | None:
+        """Which of so many clients are in a round, where it is not the seed that draws."""
+        return None
+
     def split(self, named: Named, groups: Sequence[FixedGroup], unmasked: Unmasked | None) -> Split:
         """Those who are masked first, then those in the clear."""
-        plan, names = self.plan, tuple(sorted(named))
-        if unmasked is None or not schemes.of(plan).sum.masks:
-            return [(plan, names)]
-        bare = {name for name in names if unmasked(named[name])}
-        masked = tuple(name for name in names if name not in bare)
-        if not bare or 0 < len(masked) < max(LEAST_TOGETHER, LEAST_SHARE * len(names)):
-            return [(plan, names)]
-        plain = tuple(name for name in names if name in bare)
-        split = [(plan.part(secure=False, clients=len(plain)), plain)]
-        if masked:
-            split.insert(0, (plan.part(secure=True, clients=len(masked)), masked))
-        return split
+        names = tuple(sorted(named))
+        bare = () if unmasked is None else tuple(name for name in names if unmasked(named[name]))
+        return schemes.of(self.plan).sum.split(self.plan, names, bare)
 
     def among(self, clients: int) -> Plan:
         """The agreement in a round with so many clients."""
@@ -130,7 +140,7 @@ class CohortRule:
 
         With more than the secure sums tolerate a round would be aborted.
         """
-        return cohort - self.plan.least_survivors if schemes.of(self.plan).sum.hides else None
+        return schemes.of(self.plan).sum.most_dropouts(self.among(cohort), cohort)
 
     def spent(self, round_id: RoundId, lasts: int | None, short: Callable[[RoundId], bool]) -> str:
         """For how many rounds a budget has lasted, if it does not last for this one; else ""."""
@@ -156,7 +166,7 @@ class CohortRule:
         that is left out could be another one for every client, and members that are left out could
         be summed apart. `smallest` is the smallest group of a table's rows, 0 if one was left out.
         """
-        alike = self.plan.privacy.index.names_all and own.names_all
+        alike = all(answers.names_all for answers in (self.plan.privacy.index, own))
         tables = map(TableId, range(len(self.plan.tables)))
         if alike and any(smallest(table) < 1 for table in tables):
             return "left rows of the union out of the sum"
@@ -202,6 +212,29 @@ class FixedGroups(CohortRule):
         starts = range(0, len(order) - size + 1, size)
         return [*groups, *(tuple(sorted(order[at : at + size])) for at in starts)]
 
+    def parts(
+        self, clients: Sequence[ClientId], groups: Sequence[FixedGroup]
+    ) -> Sequence[Collection[ClientId]]:
+        if not groups:
+            raise MisuseError("a plan with fixed groups sums in these, and there are none")
+        return groups
+
+    def summed(self, clients: list[ClientId], groups: Sequence[FixedGroup]) -> list[ClientId]:
+        """Who waits for a group is in none."""
+        if not groups:
+            raise ConfigError(
+                f"{len(clients)} clients with data make no group of {self.plan.group_size}",
+                hint="more clients, or smaller groups",
+            )
+        return sorted(client for group in groups for client in group)
+
+    def present(
+        self, clients: Collection[ClientId], groups: Sequence[FixedGroup]
+    ) -> Sequence[Collection[ClientId]]:
+        """The groups of which all are there."""
+        there = set(clients)
+        return [group for group in groups if there >= set(group)]
+
     def _place(self, client: ClientId) -> bytes:
         salt = encode_context(Label.FIXED_GROUPS, self.plan.federation, self.plan.seed)
         return hashlib.sha256(salt + encode_context(int(client))).digest()
@@ -221,7 +254,8 @@ class FixedGroups(CohortRule):
         """Asked before anything is shared with them; the first ones are recorded."""
         given = tuple(int(c) for c in members)
         try:
-            if periods.group(self.plan.federation, given) != given:
+            known = periods.group(self.plan.federation, given)
+            if known != given:
                 return "named other members of this client's group than in its first round"
         except AnotherGroup as error:
             return f"named other members than this client's rows have met: {error}"
@@ -253,8 +287,7 @@ class SecretCohorts(CohortRule):
     @property
     def share(self) -> float:
         """The probability of a client to be in a round."""
-        assert self.plan.dp is not None
-        return self.plan.dp.participation
+        return self.plan.participation
 
     def check(self, population: int) -> None:
         plan, share = self.plan, self.share
@@ -265,7 +298,8 @@ class SecretCohorts(CohortRule):
                 hint=f"cohort = {max(2, round(share * population))}",
             )
         fewest = plan.fewest_clients
-        if boundary(fewest, expected=plan.cohort, share=share) > GIVEN_UP:
+        too_few = boundary(fewest, expected=plan.cohort, share=share)
+        if too_few > GIVEN_UP:
             raise ConfigError(
                 f"[dp] participation = {share:g}: that fewer than {fewest} clients are drawn, and "
                 f"the round is given up, is not below {GIVEN_UP:g}; it would show who is there",
@@ -276,8 +310,7 @@ class SecretCohorts(CohortRule):
 
     def among(self, clients: int) -> Plan:
         """Who masks meets the whole cohort; to others its size is no part of the agreement."""
-        masks = schemes.of(self.plan).sum.masks
-        return self.plan.part(secure=True, clients=clients) if masks else self.plan
+        return schemes.of(self.plan).sum.masked_part(self.plan, clients)
 
     def coins(self, round_id: RoundId, clients: int, entropy: Entropy) -> npt.NDArray[np.bool_]:
         """Which of so many clients are in a round: the same if asked again."""
@@ -305,8 +338,7 @@ class SecretCohorts(CohortRule):
 
         Where counts are summed under noise, they are what sums are divided by.
         """
-        assert self.plan.dp is not None
-        if self.plan.dp.counts:
+        if self.plan.noisy_counts:
             return result
         weight = self.plan.cohort
         tables = {
@@ -320,10 +352,6 @@ class SecretCohorts(CohortRule):
         dense = result.dense * (max(result.weight, 1) / weight)
         return replace(result, weight=weight, dense=dense, tables=tables)
 
-    def most_dropouts(self, cohort: int) -> int | None:
-        hides = schemes.of(self.plan).sum.hides
-        return cohort - self.among(cohort).least_survivors if hides else None
-
     def spent(self, round_id: RoundId, lasts: int | None, short: Callable[[RoundId], bool]) -> str:
         """When training ends is not to follow from who was drawn."""
         return f"up to {lasts} rounds" if lasts is not None and int(round_id) >= lasts else ""
@@ -336,14 +364,6 @@ def cohorts_of(plan: Plan) -> CohortRule:
     if plan.grouped:
         return FixedGroups(plan)
     return LastingCohorts(plan) if plan.key_rounds > 1 else CohortRule(plan)
-
-
-def secret_cohorts(plan: Plan) -> SecretCohorts:
-    """The plan's cohorts, asked for only where they are drawn in secret."""
-    rule = cohorts_of(plan)
-    if not isinstance(rule, SecretCohorts):
-        raise MisuseError("coins for a cohort that follows from the plan's seed")
-    return rule
 
 
 class Cohorts:

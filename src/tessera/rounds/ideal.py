@@ -267,7 +267,8 @@ class IdealServer(IdealRole):
         for spec in party.spec.tables:
             revealed = {c: given.tables[spec.table] for c, given in answers.items()}
             if party.masked:
-                quorums = {c: given.quorum or party.plan.quorum for c, given in answers.items()}
+                least = party.plan.quorum
+                quorums = {c: given.quorum or least for c, given in answers.items()}
                 members = groups.form(revealed, quorums)
             else:
                 members = revealed

@@ -95,6 +95,10 @@ class LocalState:
         """Whether this client sends its update unmasked, in a cohort where others may mask."""
         return plan.security.unmasked(self.sharing, self.indicator)
 
+    def answers(self, plan: Plan) -> IndexPrivacy:
+        """The probabilities of its answers."""
+        return plan.privacy.index if self.privacy is None else self.privacy
+
     def decoys_from(self, plan: Plan) -> Catalogue:
         """The ids that decoys are drawn from."""
         if self.catalogue is not None:

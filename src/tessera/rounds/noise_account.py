@@ -29,7 +29,7 @@ from tessera.learning.averaging import Divide
 from tessera.learning.compression import Quantizer
 from tessera.learning.popularity import Popularity
 from tessera.learning.tables.submodel import Ids, ModelUpdate
-from tessera.plan import DPPlan, Metrics, NoisyRows, Plan, Sharing
+from tessera.plan import DPPlan, NoisyRows, Plan, Sharing
 from tessera.plan.dp import GIVEN_UP, LONGER, row_list_of
 from tessera.plan.noisy_vector import NoisyVector
 from tessera.privacy.dp.events import (
@@ -178,6 +178,9 @@ class Noise:
     def only_simulated(self) -> str:
         """Why services do not carry it; "" if they do."""
         return ""
+
+    def check_clients(self) -> None:
+        """Refuse clients that are synthetic, where there is noise to add."""
 
     @property
     def erases_logs(self) -> bool:
@@ -406,6 +409,12 @@ class AddedNoise(Noise):
             "deployment yet"
         )
 
+    def check_clients(self) -> None:
+        raise ConfigError(
+            "[dp] without a task: synthetic clients train nothing, and add no noise",
+            hint="name a [task], or leave [dp] out",
+        )
+
     @property
     def erases_logs(self) -> bool:
         return True
@@ -519,7 +528,7 @@ class AddedNoise(Noise):
             found.append(THE_SETUP_SUM)
         if plan.security.sharing is Sharing.AUTO:
             found.append(THE_SHARING)
-        if plan.simulation.metrics is Metrics.FEDERATED and not self.noisy_metrics:
+        if plan.simulation.clients_test and not self.noisy_metrics:
             found.append(THE_METRICS)
         return tuple(found)
 
@@ -692,16 +701,15 @@ class AddedNoise(Noise):
 
     @cached_property
     def noisy_metrics(self) -> bool:
-        federated = self.plan.simulation.metrics is Metrics.FEDERATED
-        return self.unit.whole_client and federated
+        return self.unit.whole_client and self.plan.simulation.clients_test
 
     def may_test(self, round_id: RoundId) -> bool:
         return not self.noisy_metrics or self._tested_in(round_id)
 
     def _tested_in(self, round_id: RoundId) -> bool:
         """Whether the plan has the model tested after this round: it does not follow from data."""
-        past, simulation = int(round_id) + 1, self.plan.simulation
-        return past % simulation.evaluate_every == 0 or past == simulation.rounds
+        simulation = self.plan.simulation
+        return simulation.due(int(round_id) + 1, simulation.rounds)
 
     @property
     def _sums_of_a_test(self) -> int:

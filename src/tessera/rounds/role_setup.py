@@ -114,8 +114,8 @@ class OverModel:
     ideal: Sum | None = None
 
     def __post_init__(self) -> None:
-        plan, names = self.plan, {t.name for t in self.plan.tables}
-        if self.dense.shape != (plan.model.dense,) or self.tables.keys() != names:
+        shape, names = (self.plan.model.dense,), {t.name for t in self.plan.tables}
+        if self.dense.shape != shape or self.tables.keys() != names:
             raise MisuseError("the model is not the plan's")
 
     @property

@@ -54,6 +54,8 @@ class Rows:
     """What a round's union is called where its size is printed."""
     opened_rows: str = "opened"
     """Likewise the rows that were opened."""
+    domain: str = "whole"
+    """The rows of a table that two servers look at, as it is printed."""
     summed_over: str = "the whole cohort"
     """Among whom the holder of a row is, in a sum."""
 
@@ -138,4 +140,5 @@ class NarrowedRows(UnseenRows):
 
     union = True
     work = ("union",)
+    domain = "union"
     opened_first = (THE_UNION,)

@@ -8,15 +8,15 @@ that do it; `rounds/ideal.py` has one more, which adds up in memory behind the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.group import Words
 from tessera.crypto.keys import Identity
 from tessera.crypto.secret import Secret
-from tessera.errors import MisuseError
+from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, Party, RoundId, StageId, TableId
 from tessera.learning.tables.submodel import Ids
 from tessera.plan import UNION, Plan, Sharing
@@ -43,6 +43,12 @@ from tessera.wire.stored import Kept
 
 T = TypeVar("T")
 Messages: TypeAlias = Mapping[bytes, bytes]
+Split: TypeAlias = list[tuple[Plan, tuple[ClientId, ...]]]
+"""The parts of a cohort that are summed apart, each with the plan among its clients."""
+
+LEAST_TOGETHER: Final = 3
+LEAST_SHARE: Final = 0.1
+"""If fewer clients of a cohort would remain in the secure sum, all of them take part in it."""
 
 
 class InnerRole(Protocol):
@@ -159,6 +165,18 @@ class Sum:
         """Whether no single server sees a client's update, by masks or by shares."""
         return self.masks or self.two_servers
 
+    def check_clients(self) -> None:
+        """Refuse what needs clients: with synthetic ones nothing is learnt in one place."""
+        raise ConfigError(
+            "central training needs a task: nothing can be learnt from synthetic rows",
+            hint="add a [task]; `tessera init` lists what there is",
+        )
+
+    @property
+    def only_simulated(self) -> str:
+        """Why there are no services for it; "" if there are."""
+        return "scheme 'central' has no clients to deploy"
+
     @property
     def servers(self) -> str:
         """Who sees its messages, as it is printed."""
@@ -171,6 +189,18 @@ class Sum:
     def clear_part(self, plan: Plan, clients: int) -> Plan:
         """The agreement among so many clients of a cohort that send in the clear."""
         return plan
+
+    def masked_part(self, plan: Plan, clients: int) -> Plan:
+        """Likewise among those who mask: they meet each other, and their number is agreed on."""
+        return plan
+
+    def split(self, plan: Plan, clients: tuple[ClientId, ...], bare: Collection[ClientId]) -> Split:
+        """A cohort in parts that are summed apart; `bare` would send in the clear."""
+        return [(plan, clients)]
+
+    def most_dropouts(self, plan: Plan, cohort: int) -> int | None:
+        """Of a cohort, so that a round is not aborted; None: any number."""
+        return None
 
     def opened(self, plan: Plan) -> tuple[str, ...]:
         """What of many clients it opens, and of none alone."""
@@ -240,10 +270,18 @@ def _those(found: Mapping[Shown, bool]) -> frozenset[Shown]:
     return frozenset(what for what, there in found.items() if there)
 
 
-class PlainSum(Sum):
-    """By one server, in the clear."""
+class FederatedSum(Sum):
+    """Over rounds with clients, who send messages."""
 
     federated = True
+    only_simulated = ""
+
+    def check_clients(self) -> None:
+        return
+
+
+class PlainSum(FederatedSum):
+    """By one server, in the clear."""
 
     def shown(self, plan: Plan, rows: Rows, *, rated: bool) -> frozenset[Shown]:
         values = {Shown.UPLOADS: rated, Shown.CLEAR_PLACES: plan.selects}
@@ -272,10 +310,9 @@ class PlainSum(Sum):
         return PlainServerSetup(spec, setup.round_id, setup.invited, needed=needed, cut=setup.cut)
 
 
-class MaskedSum(Sum):
+class MaskedSum(FederatedSum):
     """By one server, under masks that cancel in the sum."""
 
-    federated = True
     masks = True
 
     def signed(self, plan: Plan) -> bool:
@@ -283,6 +320,24 @@ class MaskedSum(Sum):
 
     def clear_part(self, plan: Plan, clients: int) -> Plan:
         return plan.part(secure=False, clients=clients)
+
+    def masked_part(self, plan: Plan, clients: int) -> Plan:
+        return plan.part(secure=True, clients=clients)
+
+    def split(self, plan: Plan, clients: tuple[ClientId, ...], bare: Collection[ClientId]) -> Split:
+        masked, plain = (
+            tuple(client for client in clients if (client in bare) is clear)
+            for clear in (False, True)
+        )
+        if not plain or 0 < len(masked) < max(LEAST_TOGETHER, LEAST_SHARE * len(clients)):
+            return [(plan, clients)]
+        split = [(self.clear_part(plan, len(plain)), plain)]
+        if masked:
+            split.insert(0, (self.masked_part(plan, len(masked)), masked))
+        return split
+
+    def most_dropouts(self, plan: Plan, cohort: int) -> int | None:
+        return cohort - plan.least_survivors
 
     def opened(self, plan: Plan) -> tuple[str, ...]:
         return (THE_SUMS,) if plan.tables else ()

@@ -125,7 +125,7 @@ class CentralTraining:
         loss = self.central.run(self._examples)
         spent = time.process_time() - spent
         done = self.rounds_done
-        due = done % self.plan.simulation.evaluate_every == 0 or done == rounds
+        due = self.plan.simulation.due(done, rounds)
         return RoundFinished(
             round_id=done - 1,
             cohort=0,

@@ -82,9 +82,10 @@ def describe(
         "naming_bound": plan.promise.bound(),
         "index_privacy": {"p1": privacy.p1, "p2": privacy.p2, "p3": privacy.p3, "p4": privacy.p4},
     }
-    if schemes.of(plan).two_servers:
+    entry = schemes.of(plan)
+    if entry.two_servers:
         facts["two_server"] = describe_two_server(
-            plan, None if plan.narrows else TwoServerTraffic(plan, None, {})
+            plan, None if entry.rows.union else TwoServerTraffic(plan, None, {})
         )
     if script is not None:
         facts["entropy_script"] = script
@@ -103,7 +104,7 @@ def describe_two_server(plan: Plan, traffic: TwoServerTraffic | None) -> dict[st
         layouts = (*traffic.layouts.reading.values(), *traffic.layouts.writing.values())
         forests = [layout.forest for layout in layouts]
     return {
-        "domain": "union" if plan.narrows else "whole",
+        "domain": schemes.of(plan).rows.domain,
         "write": plan.two_server.write.value,
         "check": plan.two_server.check,
         "verify": plan.two_server.verify,

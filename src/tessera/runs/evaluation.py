@@ -31,7 +31,7 @@ from tessera.privacy.dp.events import THE_METRICS
 from tessera.rounds.cohorts import FixedGroup
 from tessera.rounds.events import Event, RoundFinished
 from tessera.rounds.noise import noise_of
-from tessera.runs.statistics import NoisyStatistic, group_sums, secure_sum
+from tessera.runs.statistics import NoisyStatistic, cohort_sum
 from tessera.tasks import Task
 
 Floats = npt.NDArray[np.float32]
@@ -118,10 +118,8 @@ class Evaluation:
             held[name] = scores, own
         if not noise.noisy_metrics:
             counts = {name: metric.statistics(*each) for name, each in held.items()}
-            if plan.grouped:
-                summed = group_sums(counts, groups, plan, what, round_id, entropy)
-                return None if summed is None else metric.from_statistics(summed)
-            return metric.from_statistics(secure_sum(counts, plan, what, round_id, entropy))
+            summed = cohort_sum(counts, groups, plan, what, round_id, entropy)
+            return None if summed is None else metric.from_statistics(summed)
         few = {name: metric.few(*each) for name, each in held.items()}
         counted = noise.dp.counted
         total = NoisyStatistic(

@@ -21,7 +21,6 @@ import numpy.typing as npt
 from tessera.crypto.entropy import Entropy
 from tessera.data.examples import ClientData
 from tessera.data.negatives import draw
-from tessera.errors import ConfigError
 from tessera.ids import ClientId
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.popularity import Popularity
@@ -30,7 +29,7 @@ from tessera.learning.task_setup import Progress, Setup, SetupResult
 from tessera.plan import Plan
 from tessera.privacy.dp.events import THE_POPULARITY, THE_SETUP_SUM, ExactRelease, NoisySum
 from tessera.privacy.dp.ledger import Ledger
-from tessera.rounds.cohorts import FixedGroup
+from tessera.rounds.cohorts import FixedGroup, cohorts_of
 from tessera.rounds.noise import noise_of
 from tessera.rounds.root import lasting_secret
 from tessera.runs.statistics import NoisyStatistic, population_sum
@@ -74,13 +73,7 @@ def set_up(
         for client in range(task.data.clients)
         if task.data.offsets[client] < task.data.offsets[client + 1]
     ]
-    if plan.grouped:
-        if not groups:
-            raise ConfigError(
-                f"{len(clients)} clients with data make no group of {plan.group_size}",
-                hint="more clients, or smaller groups",
-            )
-        clients = sorted(client for group in groups for client in group)
+    clients = cohorts_of(plan).summed(clients, groups)
     charge(clients)
     summing = partial(on_progress, "adding up") if on_progress is not None else None
     if noise_of(plan).statistic_noise(THE_SETUP_SUM):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -23,18 +23,18 @@ from tessera.crypto.entropy import Entropy
 from tessera.crypto.noise import discrete_gaussian
 from tessera.crypto.prg import Label, Stream, uniform
 from tessera.crypto.ring import Ring
-from tessera.errors import ConfigError, MisuseError
+from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.compression import signed
 from tessera.learning.task_setup import Progress
 from tessera.plan import Crypto, Plan
 from tessera.privacy.dp.noise_setting import LEAST_SHARE, NO_ROUND
 from tessera.protocols.secagg.client import Client, SecAggClientSetup
-from tessera.protocols.secagg.params import GraphKind, SecAggParams, StageSpec, Threat
+from tessera.protocols.secagg.params import GraphKind, SecAggParams, StageSpec
 from tessera.protocols.secagg.server import SecAggServerSetup
 from tessera.protocols.secagg.standalone import Aggregator, Contribution, Contributor
 from tessera.rounds import schemes
-from tessera.rounds.cohorts import FixedGroup
+from tessera.rounds.cohorts import FixedGroup, cohorts_of
 from tessera.rounds.noise import added
 from tessera.rounds.noise_account import AddedNoise
 from tessera.simulation.simulator import Simulator
@@ -62,7 +62,7 @@ def secure_sum(
 
     `whole`: it opens over all of these clients or not at all.
     """
-    if plan.security.threat is Threat.ACTIVE:
+    if plan.security.signs:
         raise ConfigError(
             f"plan: {what} against an active server need signed keys for a second sum",
             hint='use threat = "semi-honest"; metrics = "central" needs no such sum',
@@ -107,7 +107,7 @@ class PopulationSum:
     secure_groups: int
 
 
-def group_sums(
+def cohort_sum(
     vectors: Mapping[ClientId, Counts],
     groups: Sequence[FixedGroup],
     plan: Plan,
@@ -115,11 +115,14 @@ def group_sums(
     round_id: RoundId,
     entropy: Entropy,
 ) -> Counts | None:
-    """The sum over all fixed groups that are there, each a sum of its own; None if none is."""
-    whole = [group for group in groups if vectors.keys() >= set(group)]
+    """The sum over a cohort; in fixed `groups` over those that are whole, each a sum of its own.
+
+    None if none is.
+    """
+    rule = cohorts_of(plan)
     sums = [
-        secure_sum({c: vectors[c] for c in group}, plan, what, round_id, entropy, whole=True)
-        for group in whole
+        secure_sum({c: vectors[c] for c in part}, plan, what, round_id, entropy, whole=rule.waits)
+        for part in rule.present(vectors.keys(), groups)
     ]
     return np.sum(sums, axis=0) if sums else None
 
@@ -138,17 +141,15 @@ def population_sum(
     cryptography is sampled, one group is masked and the others add the same integers in the clear.
     """
     names = sorted(vectors)
-    if plan.grouped != bool(groups):
-        raise MisuseError(f"{what} of a plan with fixed groups are summed in these, and no others")
-    many = max(1, len(names) // plan.cohort)
-    parts: Sequence[Collection[ClientId]] = groups or [names[part::many] for part in range(many)]
+    rule = cohorts_of(plan)
+    parts = rule.parts(names, groups)
     total = np.zeros(len(vectors[names[0]]), np.int64)
     masked = done = 0
     for number, members in enumerate(parts):
         part = {name: vectors[name] for name in members}
         if is_masked(plan, number):
             at = RoundId(number)
-            total += secure_sum(part, plan, what, at, entropy, whole=plan.grouped)
+            total += secure_sum(part, plan, what, at, entropy, whole=rule.waits)
             masked += 1
         else:
             total += np.sum(list(part.values()), axis=0)

@@ -36,7 +36,7 @@ from tessera.learning.tables.store import ModelStore
 from tessera.learning.tables.submodel import Ids, ModelUpdate, Submodel, TablePart, TableUpdate
 from tessera.learning.tables.table import LazyTable, StoredTable
 from tessera.learning.training.jobs import HomeFitting, Job, Trainable
-from tessera.plan import Metrics, Plan
+from tessera.plan import Plan
 from tessera.plan.defaults import filled_in, with_defaults
 from tessera.privacy.dp.ledger import BudgetExceeded
 from tessera.privacy.index.period import MemoryPeriods
@@ -302,7 +302,7 @@ class Training:
             self.federation.cutoffs = cut.cutoff
         self.last_round = 0
         self.residuals: LazyTable | None = None
-        if plan.update.error_feedback and folder is not None:
+        if plan.kept_back and folder is not None:
             self.residuals = LazyTable(
                 TableSpec(name=RESIDUALS, size=task.data.clients, width=plan.model.dense)
             )
@@ -450,7 +450,7 @@ class Training:
             return None
         self._fit_at_home()
         dense, tables = self.federation.dense, self.tables | self.local
-        if self.plan.simulation.metrics is Metrics.CENTRAL:
+        if not self.plan.simulation.clients_test:
             return self.evaluation.metric(dense, tables)
         if not noise_of(self.plan).may_test(round_id):
             return None  # nobody was charged for it

@@ -35,10 +35,9 @@ from tessera.learning.tables.spec import (
 )
 from tessera.learning.tables.submodel import Floats, read_npz
 from tessera.learning.tables.table import DenseTable, LazyTable, StoredTable
-from tessera.plan import Metrics, Plan
-from tessera.rounds import schemes
-from tessera.rounds.cohorts import cohorts_of
+from tessera.plan import Plan
 from tessera.rounds.noise import noise_of
+from tessera.rounds.resolve import resolve
 from tessera.rounds.server_model import ServerModel
 from tessera.simulation import population
 
@@ -209,14 +208,13 @@ class Bundle:
 
 def check_deployable(plan: Plan) -> None:
     """Refuse by name what only a simulation does so far."""
-    entry = schemes.of(plan)
-    reasons = [
-        "" if entry.federated else f"scheme {entry.name!r} has no clients to deploy",
-        cohorts_of(plan).only_simulated,
-        noise_of(plan).only_simulated,
-    ]
-    if plan.simulation.metrics is Metrics.FEDERATED:
-        reasons.append("federated metrics are not part of a deployment yet")
+    agreed = resolve(plan)
+    reasons = (
+        agreed.sum.only_simulated,
+        agreed.cohorts.only_simulated,
+        agreed.noise.only_simulated,
+        plan.simulation.only_simulated,
+    )
     for reason in filter(None, reasons):
         raise ConfigError(reason, hint="`tessera run` simulates it")
 

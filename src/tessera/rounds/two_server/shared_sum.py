@@ -36,7 +36,7 @@ from tessera.protocols.two_server.write.helper import WriteHelper, WriteHelperSe
 from tessera.protocols.two_server.write.leader import WriteLeader, WriteLeaderSetup
 from tessera.protocols.two_server.write.sums import TwoServerSum
 from tessera.rounds.rows import Rows, Shown
-from tessera.rounds.sums import InnerRole, Sum, UnionSum
+from tessera.rounds.sums import FederatedSum, InnerRole, Sum, UnionSum
 from tessera.wire.stored import Kept
 
 
@@ -106,10 +106,9 @@ class HelperAgreement(InnerRole, Protocol):
     def header(self) -> Header | None: ...
 
 
-class SharedSum(Sum):
+class SharedSum(FederatedSum):
     """By two servers, a share at each."""
 
-    federated = True
     two_servers = True
     helpers = (HELPER,)
     in_memory: bool = False
@@ -122,6 +121,9 @@ class SharedSum(Sum):
             Shown.KEY_PERIODS: plan.key_rounds > 1,
         }
         return frozenset(what for what, there in found.items() if there)
+
+    def most_dropouts(self, plan: Plan, cohort: int) -> int | None:
+        return cohort - plan.least_survivors
 
     @property
     def union(self) -> Sum:
