@@ -233,7 +233,7 @@ class Transcript:
             part = whole[(self.rows[here] - np.uint64(first)).astype(np.int64)]
             values = part[:, : t.width]
             counts: Labels = np.asarray(values.any(axis=1), dtype=np.int64)
-            opened.add(values, here, part[:, -1] if plan.counts_rows else counts)
+            opened.add(values, here, part[:, -1] if part.shape[1] > t.width else counts)
         return {
             "active": ByClient.everything(view.survivors, size),
             "counted": np.ones(size, dtype=np.bool_),

@@ -339,6 +339,10 @@ class GroupsPlan:
                 hint=f"above delay, which is {self.delay:g} seconds",
             )
 
+    def is_over(self, updates: int) -> bool:
+        """Whether a period with so many updates is."""
+        return 0 < self.period <= updates
+
     def weight(self, age: int) -> float:
         """What a sum counts that opens so many rounds after its base was fixed."""
         return float((1.0 + age) ** -self.age_weight)

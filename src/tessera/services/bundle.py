@@ -305,7 +305,7 @@ def pack_task(plan: Plan, data: Path | None) -> Bundle:
             hint="period = 0, or data with times",
         )
     plan = complete(plan, task)
-    task = cohorts_of(plan).task_of(task)
+    task = resolve(plan).cohorts.task_of(task)
     module = task.build(plan.seed)
     bound = task.bind(module)
     names = [t.name for t in bound.tables if not t.local]

@@ -105,6 +105,7 @@ class EpochClient(Follower[EpochClientSetup]):
     def _set_up(self, setup: EpochClientSetup) -> None:
         super()._set_up(setup)
         self.plan = setup.plan.group_plan
+        self._agreed = resolve(self.plan)
         self.work = MemberWork(self.plan, setup.party, setup.local)
         self._chosen: tuple[Any, Selection] | None = None  # of this state, worked out once
         self._now: float | None = None
@@ -263,9 +264,9 @@ class EpochClient(Follower[EpochClientSetup]):
     def _check_kind(self, header: EpochHeader, union: Kept[UnionOpened] | None) -> None:
         """A period has one union that decodes, before its updates."""
         if header.kind is EpochKind.UNION:
-            if not self.plan.has_union or union is not None:
+            if not self._agreed.rows.union or union is not None:
                 raise self._fault(f"asked for a union that is not due in period {header.period}")
-        elif self.plan.has_union and union is None:
+        elif self._agreed.rows.union and union is None:
             raise self._fault(f"asked for an update in period {header.period} before its union")
 
     def _check_period(self, state: BetweenVisits | TrainingBase, record: PeriodRecord) -> None:
@@ -305,7 +306,8 @@ class EpochClient(Follower[EpochClientSetup]):
     def _opened_union(self, data: bytes, known: Kept[UnionOpened] | None) -> Kept[UnionOpened]:
         """A union is bounded by the plan before anything is made of it."""
         plan = self.plan
-        if len(data) > (most := most_union_bytes(plan.most_union, plan.domain, len(plan.roots))):
+        most = most_union_bytes(plan.most_union, plan.domain, len(plan.roots))
+        if len(data) > most:
             raise self._fault(f"sent a union of {len(data)} bytes where the cap is {most}")
         union = self._decoded(data, UnionOpened)
         if known is not None and known != union:

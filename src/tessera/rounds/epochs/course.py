@@ -64,6 +64,7 @@ class EpochCourse:
         """Whose updates the last round merged."""
         self._number = {client: at for at, group in enumerate(groups) for client in group}
         self._make, self._entropy = make, entropy
+        self._rows = resolve(plan).rows
         self._evaluate, self._commit = evaluate, commit
 
     def form(self, groups: Iterable[tuple[ClientId, ...]]) -> None:
@@ -91,7 +92,7 @@ class EpochCourse:
     def unions(self, round_id: RoundId) -> list[ClientId]:
         """To whom a union is due in this round: of groups that wait for one, and of those whose
         turn is near and who have none yet."""
-        if not self.plan.group_plan.has_union or not self.members:
+        if not self._rows.union or not self.members:
             return []
         wanted = AHEAD * -(-self.plan.cohort // len(self.members[0]))
         for at in self._turns(round_id)[:wanted]:
@@ -107,7 +108,7 @@ class EpochCourse:
         for at in self._turns(round_id):
             if places <= 0:
                 break
-            if not self.plan.group_plan.has_union or at in self.groups:
+            if not self._rows.union or at in self.groups:
                 group = self.group(at)
                 if group.next_kind is EpochKind.UPDATE and not group.begun:
                     order.append(group)

@@ -170,7 +170,8 @@ class GroupEpochs:
         """`plan` is the federation's; the agreement within the group follows from it."""
         self.plan, self.group, self.vectors = plan.group_plan, group, vectors
         self.at, self._cutoffs = at or GroupProgress(), cutoffs
-        self._noise = resolve(self.plan).noise
+        agreed = resolve(self.plan)
+        self._noise, self._rows = agreed.noise, agreed.rows
 
     # --- what is due ----------------------------------------------------------------------------
 
@@ -183,7 +184,7 @@ class GroupEpochs:
 
     @property
     def _needs_union(self) -> bool:
-        return self.plan.has_union and self.at.union is None
+        return self._rows.union and self.at.union is None
 
     @property
     def due(self) -> frozenset[ClientId]:
@@ -272,7 +273,7 @@ class GroupEpochs:
             return replace(result, tables={})
         at.failures = 0
         at.updates += 1
-        if self.plan.groups.period and at.updates >= self.plan.groups.period:
+        if self.plan.groups.is_over(at.updates):
             self._begin_period()
         return result
 

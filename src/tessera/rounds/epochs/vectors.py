@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tessera.crypto.group import Group, Words
-from tessera.ids import ClientId, StageId
+from tessera.ids import ClientId, StageId, TableId
 from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
+from tessera.protocols.secagg.params import StageSpec
 from tessera.protocols.secagg.phases import StageSum, TableSum
 from tessera.rounds.encode import UpdateWords
 from tessera.rounds.words import RowWords, whole_words
@@ -34,21 +35,27 @@ class UpdateLayout:
         return self.plan.ring
 
     @property
+    def stage(self) -> StageSpec:
+        """The sum of updates, as the plan has it."""
+        return self.plan.stages[-1]
+
+    @property
+    def _tables(self) -> list[tuple[TableId, str, int]]:
+        """Of which rows are laid out, each with the words of a row; none of a whole model."""
+        return [(t.table, self.plan.tables[t.table].name, t.width) for t in self.stage.tables]
+
+    @property
     def length(self) -> int:
         """Words of a vector."""
-        plan = self.plan
-        if not plan.by_rows:
-            return plan.stages[-1].dense
-        rows = sum(len(self.union[t.name]) * (t.width + 1) for t in plan.tables)
-        return plan.model.dense + 1 + rows
+        rows = sum(len(self.union[name]) * width for _, name, width in self._tables)
+        return self.stage.dense + rows
 
     def flat(self, update: UpdateWords) -> Words:
         """One vector."""
-        plan = self.plan
-        if not plan.by_rows:
+        parts = [update.tables[name].at(self.union[name]) for _, name, _ in self._tables]
+        if not parts:
             return self._whole(update)
-        rows = (update.tables[t.name].at(self.union[t.name]).reshape(-1) for t in plan.tables)
-        return np.concatenate([update.dense, *rows])
+        return np.concatenate([update.dense, *(part.reshape(-1) for part in parts)])
 
     def _whole(self, update: UpdateWords) -> Words:
         rows: Mapping[str, RowWords] = update.tables
@@ -58,18 +65,16 @@ class UpdateLayout:
         """The sum of all members' vectors, by tables; rows are places in the union."""
         plan, survivors = self.plan, client_array(members)
         stage = StageId(len(plan.stages) - 1)
-        if not plan.by_rows:
-            return StageSum(stage=stage, survivors=survivors, dense=total, tables={})
-        start, tables = plan.model.dense + 1, {}
-        for t in plan.tables:
-            count = len(self.union[t.name])
-            stop = start + count * (t.width + 1)
-            tables[plan.table_id(t.name)] = TableSum(
+        start, tables = self.stage.dense, {}
+        for table, name, width in self._tables:
+            count = len(self.union[name])
+            stop = start + count * width
+            tables[table] = TableSum(
                 rows=np.arange(count, dtype=np.uint64),
-                words=total[start:stop].reshape(count, t.width + 1),
+                words=total[start:stop].reshape(count, width),
                 members={},
                 below_quorum=0,
             )
             start = stop
-        dense = total[: plan.model.dense + 1]
+        dense = total[: self.stage.dense]
         return StageSum(stage=stage, survivors=survivors, dense=dense, tables=tables)

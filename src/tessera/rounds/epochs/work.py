@@ -38,7 +38,7 @@ class MemberWork:
         check_rows(plan, local)
         agreed = resolve(plan)
         self.plan, self.me, self.local = plan, me, local
-        self._rows, self._noise = agreed.rows, agreed.noise
+        self._rows, self._sum, self._noise = agreed.rows, agreed.sum, agreed.noise
         self.clipped, self.broken = Clipped(), ""
         self.written: dict[str, Ids] = {}
 
@@ -95,8 +95,8 @@ class MemberWork:
                 reason=f"epoch {epoch}: rows of the group's union",
                 planned=plan.privacy.budget,
             )
-        elif plan.tables:
-            local.release(plan, at, *self._noise.bare(THE_SUMS))
+        else:
+            local.release(plan, at, *self._noise.bare(*self._sum.opened(plan)))
         self._noise.charge(local.ledger, at)
 
     def selection(self, period: int, union: Mapping[str, Ids], coins: Entropy) -> Selection:

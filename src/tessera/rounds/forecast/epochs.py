@@ -21,6 +21,7 @@ from tessera.protocols.epochs.messages import (
     DeliveryCertificate,
     Fetch,
 )
+from tessera.protocols.secagg.params import StageSpec
 from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds.epochs.messages import EpochWork, PeriodRecord
 from tessera.rounds.forecast.rows import ExpectedRows
@@ -56,17 +57,22 @@ class EpochTraffic:
     def plan(self) -> Plan:
         return self.rows.plan
 
+    @property
+    def _union(self) -> tuple[StageSpec, ...]:
+        """The stages before that of the update: of a union, where there is one."""
+        return self.plan.stages[:-1]
+
     def up(self) -> Iterator[tuple[str, float]]:
         yield "update", self._delivery(self.plan.ring, self.words)
 
     def down(self) -> Iterator[tuple[str, float]]:
-        inputs = ("record", "base", *(("union", "maps") if self.plan.has_union else ()))
+        inputs = ("record", "base", *(("union", "maps") if self._union else ()))
         assigned = self._assigned(EpochKind.UPDATE, self.plan.ring, self.words, *inputs)
         yield "rows down", assigned + self._base
 
     def union(self) -> tuple[float, float]:
         """Bytes up and down of a period's union; none where there is no union."""
-        if not self.plan.has_union:
+        if not self._union:
             return 0.0, 0.0
         encoding = self.plan.union_encoding(ROUND)
         assigned = self._assigned(EpochKind.UNION, encoding.group, encoding.length, "record")
@@ -84,11 +90,9 @@ class EpochTraffic:
     @cached_property
     def words(self) -> int:
         """Of a member's vector."""
-        plan = self.plan
-        if not plan.by_rows:
-            return plan.stages[-1].dense
-        rows = (round(f.union) * (plan.table(f.name).width + 1) for f in self.rows.tables)
-        return plan.model.dense + 1 + sum(rows)
+        stage = self.plan.stages[-1]
+        parts = zip(self.rows.tables, stage.tables, strict=False)
+        return stage.dense + sum(round(f.union) * spec.width for f, spec in parts)
 
     @property
     def work(self) -> Work:
@@ -105,7 +109,8 @@ class EpochTraffic:
     @property
     def _base(self) -> float:
         plan, itemsize = self.plan, self.plan.model.precision.dtype.itemsize
-        sizes = {f.name: round(f.union) for f in self.rows.tables} if plan.by_rows else {}
+        chosen = zip(self.rows.tables, plan.stages[-1].tables, strict=False)
+        sizes = {f.name: round(f.union) for f, _ in chosen}
         rows = [sizes.get(t.name, t.rows) * t.width * itemsize for t in plan.tables]
         frame = Download(
             round_id=ROUND, dense=b"", tables={plan.table_id(t.name): b"" for t in plan.tables}

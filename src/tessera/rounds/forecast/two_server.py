@@ -233,8 +233,9 @@ class TwoServerTraffic:
 
     def _written(self, t: TwoServerTable) -> int:
         """Rows of a table that anybody writes; of a cut no two clients write the same, at worst."""
-        if t.table < len(self.plan.tables):
-            return min(t.rows, self.written[self.plan.tables[t.table].name])
+        known = self.plan.table_ids.get(t.table)
+        if known is not None:
+            return min(t.rows, self.written[known.name])
         return min(t.rows, self.plan.cohort * t.max_rows)
 
     # --- what everything is bound to ------------------------------------------------------------
