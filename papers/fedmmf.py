@@ -37,7 +37,7 @@ from papers.fedmmf_models import (
     prepared,
 )
 from papers.show import DEVIATION
-from tessera.audit.ratings.masks import (
+from tessera.audit.ratings.plain_uploads import (
     BINS,
     PROPORTIONS,
     HitRates,

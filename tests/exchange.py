@@ -32,11 +32,11 @@ from tessera.protocols.epochs.chain import EpochKind
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg import server
 from tessera.protocols.secagg.phases import StageSum
+from tessera.rounds.course import client_role
+from tessera.rounds.encode import UpdateLayout
 from tessera.rounds.epochs.client import EpochClient
 from tessera.rounds.epochs.group import GroupEpochs
-from tessera.rounds.epochs.vectors import UpdateLayout
 from tessera.rounds.role_setup import ClientRoundSetup, StoredRole
-from tessera.rounds.roles import client_role
 from tessera.rounds.root import lasting_secret
 from tessera.simulation.epochs import CarriedGroup, Carrier
 from tessera.simulation.faults import Fault

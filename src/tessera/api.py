@@ -28,8 +28,8 @@ from tessera.report.markup import Markup, join, tag
 from tessera.report.numbers import predictor, score
 from tessera.report.progress import to_be_shown
 from tessera.report.sections import ranking, summary
-from tessera.rounds import charged, schemes
-from tessera.rounds.events import Event
+from tessera.rounds import schemes
+from tessera.rounds.events import Event, is_charged
 from tessera.rounds.noise import noise_of
 from tessera.runs.central import CentralTraining
 from tessera.runs.client_training import Trainer
@@ -268,7 +268,7 @@ def simulate(
         done = training.rounds_done
     if second is not None:
         _add_second(log, task, second, script, record_views)
-    if done and isinstance(task.metric, NextMetric) and charged.is_charged(plan, "figures"):
+    if done and isinstance(task.metric, NextMetric) and is_charged(plan, "figures"):
         keep_ranking(folder, task)
     return Run(folder, task)
 

@@ -32,7 +32,7 @@ from tessera.rounds.noise import noise_of
 from tessera.rounds.root import simulated_coins
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.words import RoundResult
-from tessera.runs.noisy import cut_examples
+from tessera.runs.client_training import cut_examples
 from tessera.runs.training import Training, complete
 from tessera.tasks import Task
 

@@ -35,10 +35,10 @@ from tessera.protocols.two_server.messages import OpenedSum
 from tessera.protocols.two_server.write import sums
 from tessera.rounds import noise as kinds
 from tessera.rounds import schemes
+from tessera.rounds.course import client_role
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.noise import noise_of
 from tessera.rounds.role_setup import ClientRoundSetup, StoredRole
-from tessera.rounds.roles import client_role
 from tessera.runs.folder import ROOT
 from tessera.runs.training import Training, complete
 from tessera.simulation import views

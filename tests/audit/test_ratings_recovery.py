@@ -13,7 +13,7 @@ from scipy import stats
 
 from own_secrets import secret_of
 from tessera.audit.finding import FindingUnit, Verdict, average
-from tessera.audit.ratings.masks import (
+from tessera.audit.ratings.plain_uploads import (
     LEVELS,
     PROPORTIONS,
     HitRates,

@@ -7,7 +7,7 @@ import pytest
 
 from own_secrets import secret_of
 from runs import raters
-from tessera.audit.ratings.masks import best, unmasked
+from tessera.audit.ratings.plain_uploads import best, unmasked
 from tessera.learning.models.masked import MaskTraining, fit
 from tessera.learning.rating_models import INTERCEPT
 

@@ -33,7 +33,7 @@ from tessera.learning.training.settings import LocalTraining
 from tessera.privacy.dp.guarantee import Observer, Unit
 from tessera.privacy.dp.mechanism import GaussianNoise
 from tessera.privacy.dp.noise_setting import Drawn, NoiseSetting
-from tessera.runs.noisy import OfSubjects
+from tessera.runs.client_training import OfSubjects
 
 ITEMS, PEOPLE, FACTORS = 12, 5, 3
 RATED = {0: [2, 5, 5], 1: [5, 7, 8, 9], 3: [0], 4: [2, 3, 4, 7, 11]}

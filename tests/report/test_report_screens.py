@@ -24,7 +24,7 @@ from papers import show
 from papers.cells import Cell
 from papers.fedmmf import GAINS, LAYOUT, PAPER, TABLE_2
 from report import folders
-from tessera.audit.ratings.masks import BINS
+from tessera.audit.ratings.plain_uploads import BINS
 from tessera.report import page as report
 
 BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome")

@@ -21,7 +21,7 @@ from papers.fedmmf_models import ML1M, ML100K, UA, Bench, RatingSource
 from reproduce import films
 from tessera import api
 from tessera.api import Run
-from tessera.audit.ratings.masks import ranking
+from tessera.audit.ratings.plain_uploads import ranking
 from tessera.cli import main as cli
 from tessera.plan import Scheme
 

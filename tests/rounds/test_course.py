@@ -20,10 +20,16 @@ from tessera.learning.tables.store import ModelStore
 from tessera.learning.tables.table import LazyTable
 from tessera.plan import Plan, SimulationPlan
 from tessera.rounds import schemes
-from tessera.rounds.course import Course, DrawnRound, HelperCourse, PartOutcome, RoundPart
+from tessera.rounds.course import (
+    Course,
+    DrawnRound,
+    HelperCourse,
+    PartOutcome,
+    RoundPart,
+    client_role,
+)
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.role_setup import ClientRoundSetup, ServerParty
-from tessera.rounds.roles import client_role
 from tessera.rounds.schemes import SCHEMES
 from tessera.rounds.server_model import ServerModel
 from tessera.simulation.faults import Drop, random_dropouts

@@ -25,9 +25,7 @@ from tessera.errors import ConfigError
 from tessera.learning.metrics import ClickMetric
 from tessera.plan import DPPlan
 from tessera.report import page
-from tessera.rounds import charged
-from tessera.rounds.charged import NOT_CHARGED, is_charged
-from tessera.rounds.events import Event, RoundFinished
+from tessera.rounds.events import FIGURES, NOT_CHARGED, Event, RoundFinished, is_charged
 from tessera.runs import export
 from tessera.runs.folder import RunFolder
 from tessera.runs.training import Training, complete
@@ -154,8 +152,8 @@ EXACT = {
 
 def test_every_field_of_every_event_is_decided():
     """A new field is not charged until somebody has put it into a list, here and there."""
-    assert NAMES == EXACT | (NAMES & charged.FIGURES.keys())
-    assert not EXACT & charged.FIGURES.keys()
+    assert NAMES == EXACT | (NAMES & FIGURES.keys())
+    assert not EXACT & FIGURES.keys()
     plan = noisy_plan()
     assert {name for name in NAMES if not is_charged(plan, name)} == EXACT | {
         "metric",

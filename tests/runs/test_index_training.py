@@ -27,8 +27,8 @@ from tessera.learning.training.vectorised.noisy import NoisyVectorised
 from tessera.plan import DPPlan, Plan, Trust, UnionPlan, UpdatePlan
 from tessera.rounds.clipped_vector import ClippedVector, clipped_vector
 from tessera.rounds.noise import noise_of
+from tessera.runs.client_training import cut_examples, noisy_steps
 from tessera.runs.folder import RunFolder
-from tessera.runs.noisy import cut_examples, noisy_steps
 from tessera.runs.training import Training, complete
 from tessera.tasks import Task
 

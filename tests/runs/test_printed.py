@@ -32,8 +32,8 @@ from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.dp.subjects import Printed
 from tessera.rounds.noise import noise_of
 from tessera.rounds.words import RoundResult
+from tessera.runs.client_training import noisy_steps
 from tessera.runs.folder import RunFolder
-from tessera.runs.noisy import noisy_steps
 from tessera.runs.training import Training, complete
 from tessera.services.bundle import pack_task
 

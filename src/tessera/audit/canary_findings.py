@@ -50,7 +50,7 @@ from tessera.privacy.dp.noise_setting import NoiseSetting
 from tessera.privacy.dp.subjects import Printed
 from tessera.rounds.clipped_vector import clipped_vector, noise_stream
 from tessera.rounds.noise import noise_of
-from tessera.runs.noisy import index_steps, noisy_steps
+from tessera.runs.client_training import index_steps, noisy_steps
 
 # --- canaries that are rows -----------------------------------------------------------------------
 #

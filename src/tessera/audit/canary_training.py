@@ -44,7 +44,7 @@ from tessera.rounds.clipped_vector import clipped_update, clipped_vector, noise_
 from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.encode import means
 from tessera.rounds.noise import noise_of
-from tessera.runs.noisy import OfSubjects, PrintedBatches
+from tessera.runs.client_training import OfSubjects, PrintedBatches
 from tessera.wire.index_set import client_array
 
 # --- canaries -------------------------------------------------------------------------------------

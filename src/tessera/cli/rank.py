@@ -18,8 +18,7 @@ from tessera.cli.format import (
     show_ranking,
 )
 from tessera.report.terminal import Page
-from tessera.rounds import charged
-from tessera.rounds.charged import NOT_CHARGED
+from tessera.rounds.events import NOT_CHARGED, is_charged, marked
 from tessera.runs.folder import RunFolder
 from tessera.runs.ranking import USERS, full_ranking
 
@@ -62,12 +61,12 @@ def rank(
         print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
     plan = RunFolder.load(run).plan
     rows = [{"predictor": name, **own} for name, own in found.figures.items()]
-    if figures_written([charged.marked(plan, row) for row in rows], csv):
+    if figures_written([marked(plan, row) for row in rows], csv):
         return
     if as_json:
-        typer.echo(json.dumps(charged.marked(plan, asdict(found))))
+        typer.echo(json.dumps(marked(plan, asdict(found))))
         return
     page = Page()
     show_ranking(found, page)
-    if not charged.is_charged(plan, "figures"):
+    if not is_charged(plan, "figures"):
         page.say(f"{NOT_CHARGED}: all figures here", style="dim")

@@ -16,8 +16,7 @@ from rich.table import Table
 from tessera.cli.format import AsJson, DataFolder
 from tessera.report.numbers import plural, score
 from tessera.report.terminal import Page
-from tessera.rounds import charged
-from tessera.rounds.charged import NOT_CHARGED
+from tessera.rounds.events import NOT_CHARGED, is_charged, marked
 from tessera.runs.folder import RunFolder
 from tessera.runs.recommend import Item, Recommendations, recommendations
 
@@ -40,11 +39,11 @@ def recommend(
     found = recommendations(run, client, user=user, top=top, past=past, data=data)
     plan = RunFolder.load(run).plan
     if as_json:
-        typer.echo(json.dumps(charged.marked(plan, asdict(found))))
+        typer.echo(json.dumps(marked(plan, asdict(found))))
         return
     page = Page()
     show(found, page)
-    if not charged.is_charged(plan, "figures"):
+    if not is_charged(plan, "figures"):
         page.say(
             f"{NOT_CHARGED}: these lists follow from this user's own data, without noise. In a "
             "real run only its own client can make them.",

@@ -34,8 +34,7 @@ from tessera.report.figures import RunFigures
 from tessera.report.numbers import score
 from tessera.report.progress import progress
 from tessera.report.terminal import Page
-from tessera.rounds import charged
-from tessera.rounds.events import Event, RoundAbort
+from tessera.rounds.events import NOT_CHARGED, Event, RoundAbort, is_charged, marked
 from tessera.rounds.noise import noise_of
 from tessera.rounds.resolve import resolve
 from tessera.runs.folder import (
@@ -215,8 +214,8 @@ def several(
         "folders": [one["folder"] for one in found],
         "together": together,
     }
-    facts = charged.marked(logs[0].plan, facts)
-    exact = "" if charged.is_charged(logs[0].plan, "finals") else f" ({charged.NOT_CHARGED})"
+    facts = marked(logs[0].plan, facts)
+    exact = "" if is_charged(logs[0].plan, "finals") else f" ({NOT_CHARGED})"
     rows = [
         {"seed": s, f"{facts['metric']}{exact}": one["final"], "folder": one["folder"]}
         for s, one in zip(seeds, found, strict=True)
@@ -235,7 +234,7 @@ def several(
     page = Page()
     page.figures(listed)
     if exact:
-        page.say(f"{facts['metric']}: {charged.NOT_CHARGED}")
+        page.say(f"{facts['metric']}: {NOT_CHARGED}")
     if together:
         page.say(together)
     page.line(f"Runs: {top}")
@@ -300,7 +299,7 @@ def train(
         typer.echo(json.dumps(facts))
     else:
         run_summary.show(facts, page, Page())
-        if isinstance(task.metric, NextMetric) and charged.is_charged(plan, "figures"):
+        if isinstance(task.metric, NextMetric) and is_charged(plan, "figures"):
             if (kept := RunFolder.load(folder).kept(RANKING)) is not None:
                 show_ranking(FullRanking(**kept["ranking"]), Page())
     if aborted and not finished.rounds:

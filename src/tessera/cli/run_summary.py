@@ -14,9 +14,8 @@ from tessera.plan import Plan
 from tessera.report.figures import RunFigures, abort_reasons, in_rounds, waited
 from tessera.report.numbers import count, epsilon, predictor, score, seconds, share, size
 from tessera.report.terminal import Page
-from tessera.rounds import charged, schemes
-from tessera.rounds.charged import NOT_CHARGED
-from tessera.rounds.events import RoundAbort
+from tessera.rounds import schemes
+from tessera.rounds.events import NOT_CHARGED, RoundAbort, marked
 from tessera.rounds.noise import noise_of
 from tessera.runs.folder import VIEWS, RunFolder
 
@@ -104,7 +103,7 @@ def summary(folder: Path) -> dict[str, Any]:
         "still_improving": not noise_of(log.plan).follows_from_rounds  # more rounds are another run
         and still_improving(curve, lower=bool(facts["lower_is_better"])),
     }
-    return charged.marked(log.plan, found)
+    return marked(log.plan, found)
 
 
 def synthetic_summary(

@@ -28,7 +28,7 @@ from tessera.report.sections.costs import between, epsilons, helper_time, naming
 from tessera.report.sections.safety import PRESETS, presets_named
 from tessera.report.sections.summary import banners_in_words
 from tessera.report.terminal import Cell, Page, table
-from tessera.rounds.charged import NOT_CHARGED
+from tessera.rounds.events import NOT_CHARGED
 from tessera.rounds.noise import composed
 
 WIDE: Final = 138

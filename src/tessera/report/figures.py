@@ -5,7 +5,7 @@ message by message (sampled cryptography), bytes and protocol times exist in tho
 are over them; local training runs in every round and is averaged over all.
 
 Of a run with `[dp]`, `RunFigures.passed_on` has charged and public figures only, as a comparison
-shows it; its own report has all, and names those that `uncharged` finds (`rounds/charged.py`).
+shows it; its own report has all, and names those that `uncharged` finds (`rounds/events.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from tessera.privacy.dp.guarantee import json_number
 from tessera.privacy.index.exposure import epsilon_longitudinal, epsilon_per_round
 from tessera.privacy.index.response import IndexPrivacy
 from tessera.report.numbers import NOT_MEASURED
-from tessera.rounds import charged, schemes
+from tessera.rounds import schemes
+from tessera.rounds.events import is_charged, marked, passed_on
 from tessera.rounds.noise import noise_of
 from tessera.rounds.noise_account import Noise
 from tessera.rounds.schemes import SchemeEntry
@@ -65,8 +66,8 @@ class RunFigures:
             return self
         return replace(
             self,
-            run=RunFolder(self.folder, charged.passed_on(self.plan, self.facts)),
-            rounds=tuple(charged.passed_on(self.plan, line) for line in self.rounds),
+            run=RunFolder(self.folder, passed_on(self.plan, self.facts)),
+            rounds=tuple(passed_on(self.plan, line) for line in self.rounds),
             withholds=True,
         )
 
@@ -74,7 +75,7 @@ class RunFigures:
         """Those of these figures that are here, and that no budget paid for."""
         if self.withholds:
             return []
-        return [name for name in names if not charged.is_charged(self.plan, name)]
+        return [name for name in names if not is_charged(self.plan, name)]
 
     def said(self, text: str) -> str:
         """What stands for a figure that is not there, by its reason."""
@@ -399,7 +400,7 @@ class RunFigures:
             "clipped": self.mean("clipped"),
             "insecure_test_entropy": self.test_entropy,
         }
-        return charged.marked(self.plan, found) if not self.withholds else found
+        return marked(self.plan, found) if not self.withholds else found
 
 
 # --- what went wrong, by reason ----------------------------------------------------------------

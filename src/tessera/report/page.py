@@ -19,7 +19,7 @@ from tessera.report.lineup import load_all
 from tessera.report.markup import Content, Markup, tag
 from tessera.report.numbers import enumeration
 from tessera.report.sections import costs, mixture, noise, ranking, safety, summary, training
-from tessera.rounds.charged import NOT_CHARGED
+from tessera.rounds.events import NOT_CHARGED
 
 PAGE: Final = "report.html"
 MARK: Final = f'<meta name="generator" content="{GENERATOR}'

@@ -216,7 +216,7 @@ class FixedGroups(CohortRule):
         self, clients: Sequence[ClientId], groups: Sequence[FixedGroup]
     ) -> Sequence[Collection[ClientId]]:
         if not groups:
-            raise MisuseError("a plan with fixed groups sums in these, and there are none")
+            raise MisuseError("a plan with fixed groups sums in these, and no others")
         return groups
 
     def summed(self, clients: list[ClientId], groups: Sequence[FixedGroup]) -> list[ClientId]:

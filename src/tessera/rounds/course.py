@@ -18,26 +18,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
 
 from tessera.crypto.keys import Identity
 from tessera.errors import ConfigError, MisuseError, RoundAborted
 from tessera.ids import ClientId, RoundId
 from tessera.plan import Plan
+from tessera.rounds.client import ClientRound
 from tessera.rounds.cohorts import Cohorts, Named, Unmasked
 from tessera.rounds.events import RoundAbort, RoundFinished, RoundStarted
 from tessera.rounds.messages import OUT_OF_BOUNDS
 from tessera.rounds.resolve import resolve
 from tessera.rounds.role_setup import (
+    ClientRoundSetup,
     HelperParty,
     HelperRoundSetup,
     ServerParty,
     ServerRoundSetup,
     StoredRole,
 )
-from tessera.rounds.roles import RoundServer, helper_role, server_role
+from tessera.rounds.server import ServerRound
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.sums import Sum
+from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
+from tessera.rounds.two_server.leader import LeaderRound
 from tessera.rounds.words import RoundResult, merged
 
 Evaluate = Callable[[RoundId], float | None]
@@ -313,3 +318,36 @@ def _added(counts: Iterator[Mapping[str, int]]) -> dict[str, int]:
         for reason, count in each.items():
             total[reason] = total.get(reason, 0) + count
     return total
+
+
+# --- roles ----------------------------------------------------------------------------------------
+#
+# The roles of a round by scheme, new or woken.
+
+RoundClient: TypeAlias = ClientRound | TwoServerClientRound
+RoundServer: TypeAlias = ServerRound | LeaderRound
+
+R = TypeVar("R", ClientRound, TwoServerClientRound, ServerRound, LeaderRound, HelperRound)
+
+
+def client_role(setup: ClientRoundSetup, stored: StoredRole | None = None) -> RoundClient:
+    if resolve(setup.plan).sum.two_servers:
+        return _role(TwoServerClientRound, setup, stored)
+    return _role(ClientRound, setup, stored)
+
+
+def server_role(setup: ServerRoundSetup, stored: StoredRole | None = None) -> RoundServer:
+    """The server's, or the leader's of two."""
+    if resolve(setup.plan).sum.two_servers:
+        return _role(LeaderRound, setup, stored)
+    return _role(ServerRound, setup, stored)
+
+
+def helper_role(setup: HelperRoundSetup, stored: StoredRole | None = None) -> HelperRound:
+    return _role(HelperRound, setup, stored)
+
+
+def _role(kind: type[R], setup: Any, stored: StoredRole | None) -> R:
+    if stored is None:
+        return kind(setup)
+    return kind.wake(stored.snapshot, stored.messages, setup)

@@ -8,7 +8,7 @@ rows. The last dense word is the weight, and the last column of a table its rows
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -16,23 +16,24 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.crypto.group import Words
+from tessera.crypto.group import Group, Words
 from tessera.crypto.noise import add_noise
 from tessera.crypto.prg import Label, Stream
 from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError
-from tessera.ids import ClientId, RoundId
+from tessera.ids import ClientId, RoundId, StageId, TableId
 from tessera.learning.averaging import TableMean
 from tessera.learning.compression import Quantizer, Residual, sent_of, signed
 from tessera.learning.tables.submodel import Ids, ModelUpdate
 from tessera.plan import Plan, TablePlan
 from tessera.plan.noisy_vector import NoisyVector
-from tessera.protocols.secagg.phases import StageSum
+from tessera.protocols.secagg.params import StageSpec
+from tessera.protocols.secagg.phases import StageSum, TableSum
 from tessera.protocols.secagg.unmask import surviving
 from tessera.rounds.clipped_vector import Asked, SumBounds, clipped_vector
 from tessera.rounds.noise import noise_of
 from tessera.rounds.words import RoundResult, RowWords, whole_words
-from tessera.wire.index_set import client_set
+from tessera.wire.index_set import client_array, client_set
 
 NOTHING: Final = "training gave nothing"
 """Why a client sends zeros whose caller gave it no update."""
@@ -397,3 +398,68 @@ def row_means(
     examples = bounds.examples(counts, asked)[within]
     values = noise_of(plan).decoded(plan.quantizer, words[within, :-1])
     return TableMean(ids[within], values / np.maximum(examples, 1)[:, None], examples)
+
+
+# --- vectors of an epoch --------------------------------------------------------------------------
+#
+# A member's update laid out over the group's union, and back again. All members of a group train
+# from the same rows, the whole union, so that an update is one vector of the same length from
+# everybody: the dense part and its weight, then every table row by row, each with its count. A
+# whole model, where there is no union, is laid out as in any other sum.
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateLayout:
+    """Where the words of an update lie. `union` has the rows by table, derived tables included."""
+
+    plan: Plan
+    union: Mapping[str, Ids] = field(repr=False)
+
+    @property
+    def ring(self) -> Group:
+        return self.plan.ring
+
+    @property
+    def stage(self) -> StageSpec:
+        """The sum of updates, as the plan has it."""
+        return self.plan.stages[-1]
+
+    @property
+    def _tables(self) -> list[tuple[TableId, str, int]]:
+        """Of which rows are laid out, each with the words of a row; none of a whole model."""
+        return [(t.table, self.plan.tables[t.table].name, t.width) for t in self.stage.tables]
+
+    @property
+    def length(self) -> int:
+        """Words of a vector."""
+        rows = sum(len(self.union[name]) * width for _, name, width in self._tables)
+        return self.stage.dense + rows
+
+    def flat(self, update: UpdateWords) -> Words:
+        """One vector."""
+        parts = [update.tables[name].at(self.union[name]) for _, name, _ in self._tables]
+        if not parts:
+            return self._whole(update)
+        return np.concatenate([update.dense, *(part.reshape(-1) for part in parts)])
+
+    def _whole(self, update: UpdateWords) -> Words:
+        rows: Mapping[str, RowWords] = update.tables
+        return whole_words(self.plan, update.dense, rows) if rows else update.dense
+
+    def summed(self, total: Words, members: Sequence[ClientId]) -> StageSum:
+        """The sum of all members' vectors, by tables; rows are places in the union."""
+        plan, survivors = self.plan, client_array(members)
+        stage = StageId(len(plan.stages) - 1)
+        start, tables = self.stage.dense, {}
+        for table, name, width in self._tables:
+            count = len(self.union[name])
+            stop = start + count * width
+            tables[table] = TableSum(
+                rows=np.arange(count, dtype=np.uint64),
+                words=total[start:stop].reshape(count, width),
+                members={},
+                below_quorum=0,
+            )
+            start = stop
+        dense = total[: self.stage.dense]
+        return StageSum(stage=stage, survivors=survivors, dense=dense, tables=tables)

@@ -69,7 +69,7 @@ Values = npt.NDArray[np.float64]
 
 
 class Figure(Enum):
-    """What a figure of a run follows from (`charged.py`)."""
+    """What a figure of a run follows from (`events.py`)."""
 
     PUBLIC = auto()
     """From the plan, the list of clients and who of them answered, or the account itself."""

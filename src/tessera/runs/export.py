@@ -19,7 +19,7 @@ from tessera.learning.saved import AS_THEY_BEGAN, save, state_of
 from tessera.learning.softmax import Softmax
 from tessera.plan import Plan
 from tessera.rounds import schemes
-from tessera.rounds.charged import is_charged
+from tessera.rounds.events import is_charged
 from tessera.runs import central, training
 from tessera.runs.central import CentralTraining
 from tessera.runs.folder import CHECKPOINT, MODEL, RunFolder, entropy_of

@@ -20,7 +20,7 @@ views/, truth.json   with --record-views; helper.key: of two servers, the helper
 report.html
 
 With `[dp]` each line, and run.json, names its exact figures under "simulation only, not charged"
-(`rounds/charged.py`).
+(`rounds/events.py`).
 
 A last line without a newline is still being written, and is left for the next look.
 """
@@ -43,8 +43,7 @@ from tessera.crypto.secret import Secret
 from tessera.data.row_names import RowNames
 from tessera.errors import ConfigError
 from tessera.plan import Plan
-from tessera.rounds import charged
-from tessera.rounds.events import Event, RoundFinished, as_json
+from tessera.rounds.events import Event, RoundFinished, as_json, marked
 from tessera.simulation.views import EVENTS as EVENT_SHAPES
 from tessera.simulation.views import FACTS, NEEDED, misfit
 
@@ -182,7 +181,7 @@ class RunFolder:
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Write down what is known before the first round."""
-        self.facts = charged.marked(self.plan, {**_finite(facts), "layout": LAYOUT})
+        self.facts = marked(self.plan, {**_finite(facts), "layout": LAYOUT})
         fresh = self.folder / f"{RUN}.tmp"
         fresh.write_text(json.dumps(self.facts, indent=1, allow_nan=False) + "\n")
         fresh.replace(self.folder / RUN)
@@ -258,7 +257,7 @@ class RunFolder:
             fresh.replace(path)
 
     def append(self, event: Event) -> None:
-        line = json.dumps(charged.marked(self.plan, as_json(event))) + "\n"
+        line = json.dumps(marked(self.plan, as_json(event))) + "\n"
         with (self.folder / EVENTS).open("a") as out:
             out.write(line)
         if isinstance(event, RoundFinished):

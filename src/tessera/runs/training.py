@@ -52,10 +52,10 @@ from tessera.runs.client_training import (
     Trainer,
     learner_of,
     own_rows,
+    with_subjects,
 )
 from tessera.runs.evaluation import EarlyStopping, Evaluation
 from tessera.runs.folder import check_round, owners_folder, run_root
-from tessera.runs.noisy import with_subjects
 from tessera.runs.setup import Ledgers, SetupProgress, select_rows, set_up
 from tessera.simulation.epochs import EpochFederation, federation_for
 from tessera.simulation.faults import random_dropouts

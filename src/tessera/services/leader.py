@@ -23,10 +23,9 @@ from tessera.plan import Plan
 from tessera.protocols.machine import Outbound, RoundOutcome, RoundOver, to_all
 from tessera.protocols.two_server.key_period import KeyPeriod
 from tessera.rounds import schemes
-from tessera.rounds.course import Course, DrawnRound, PartOutcome, RoundPart
+from tessera.rounds.course import Course, DrawnRound, PartOutcome, RoundPart, RoundServer
 from tessera.rounds.events import RoundAbort, RoundFinished, as_json
 from tessera.rounds.role_setup import ServerParty
-from tessera.rounds.roles import RoundServer
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.two_server.leader import LeaderRound
 from tessera.services.journal import Journal, outcome_text

@@ -26,8 +26,7 @@ from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import PeriodStore
 from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.local_state import LocalState
-from tessera.runs.client_training import ClientTraining, learner_of, own_rows
-from tessera.runs.noisy import with_subjects
+from tessera.runs.client_training import ClientTraining, learner_of, own_rows, with_subjects
 from tessera.runs.training import complete
 from tessera.services.bundle import Bundle
 from tessera.services.client import MakeLocal, Train, TrainingResult

@@ -36,7 +36,10 @@ from tessera.rounds.course import (
     Evaluate,
     HelperCourse,
     PartOutcome,
+    RoundClient,
     RoundPart,
+    RoundServer,
+    client_role,
 )
 from tessera.rounds.events import Event, PhaseClosed, RoundFinished
 from tessera.rounds.ideal import IdealSum, InMemory, TrustedParty
@@ -44,7 +47,6 @@ from tessera.rounds.local_state import Word
 from tessera.rounds.noise import noise_of
 from tessera.rounds.resolve import resolve
 from tessera.rounds.role_setup import ClientRoundSetup, ServerParty
-from tessera.rounds.roles import RoundClient, RoundServer, client_role
 from tessera.rounds.root import simulated_coins
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.sums import Sum

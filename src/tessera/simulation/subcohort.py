@@ -26,12 +26,11 @@ from tessera.plan import Plan
 from tessera.privacy.dp.guarantee import Guarantee
 from tessera.protocols.machine import Outbound
 from tessera.rounds import schemes
-from tessera.rounds.course import PartOutcome, RoundPart
+from tessera.rounds.course import PartOutcome, RoundClient, RoundPart, RoundServer
 from tessera.rounds.events import RoundFinished
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.noise import noise_of
 from tessera.rounds.phases import CATEGORIES, UNION, UNMASK, UPDATE
-from tessera.rounds.roles import RoundClient, RoundServer
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound
 from tessera.rounds.words import RoundResult

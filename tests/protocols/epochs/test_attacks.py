@@ -18,7 +18,7 @@ from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import ServerFault
 from tessera.ids import SERVER, ClientId
-from tessera.protocols.epochs import chain, masks, member
+from tessera.protocols.epochs import chain, member
 from tessera.protocols.epochs.chain import EpochHeader, link
 from tessera.protocols.epochs.member import GroupMember
 from tessera.protocols.epochs.messages import (
@@ -176,10 +176,10 @@ def test_without_signatures_over_mask_keys_the_server_reads_a_vector(
         )
         pair = tuple(public if x.client == victim else key.public for x in two.leaves)
         with monkeypatch.context() as patched:
-            patched.setattr(masks, "mask_key", lambda root, key=key: key)
+            patched.setattr(chain, "mask_key", lambda root, key=key: key)
             zeros = at.ring.zeros(LENGTH)
             total = at.ring.add(
-                total, masks.masked(zeros, bound, two, peer, Secret(bytes(32)), pair)
+                total, chain.masked(zeros, bound, two, peer, Secret(bytes(32)), pair)
             )
     assert at.ring.to_ints(total) == at.ring.to_ints(words_of(victim, at))
 

@@ -323,7 +323,7 @@ def test_a_helper_that_has_left_hears_nothing_more(monkeypatch):
                 raise ServerFault("lies", round_id=self.round_id, phase="query")
             return super().receive(sender, data)
 
-    monkeypatch.setattr("tessera.rounds.roles.HelperRound", Leaving)
+    monkeypatch.setattr("tessera.rounds.course.HelperRound", Leaving)
     ran: list[Simulator] = []
     run = Simulator.run
     monkeypatch.setattr(Simulator, "run", lambda self: (ran.append(self), run(self))[1])

@@ -26,7 +26,7 @@ from tessera.report.numbers import (
 )
 from tessera.report.sections.safety import PRESETS, presets_named
 from tessera.rounds import schemes
-from tessera.rounds.charged import NOT_CHARGED
+from tessera.rounds.events import NOT_CHARGED
 
 SLOTS: Final = {entry.name: at for at, entry in enumerate(schemes.SCHEMES.values())}
 """A scheme's colour and dashes, the same on every page that shows it once."""

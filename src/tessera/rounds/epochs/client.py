@@ -29,6 +29,7 @@ from tessera.protocols.epochs.member import GroupMember, MemberSetup
 from tessera.protocols.epochs.messages import ComeBack
 from tessera.protocols.machine import Follower, Left, Moved, Outbound, RoundOutcome, Steps
 from tessera.rounds import delivery, select
+from tessera.rounds.encode import UpdateLayout
 from tessera.rounds.epochs.messages import (
     FROM_SERVER,
     EpochWork,
@@ -36,7 +37,6 @@ from tessera.rounds.epochs.messages import (
     PeriodRecord,
     header_of,
 )
-from tessera.rounds.epochs.vectors import UpdateLayout
 from tessera.rounds.epochs.work import MemberWork
 from tessera.rounds.local_state import LocalState, Word
 from tessera.rounds.messages import Download, UnionOpened, most_union_bytes

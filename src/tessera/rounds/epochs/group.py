@@ -29,8 +29,8 @@ from tessera.protocols.epochs.server import GroupServer
 from tessera.protocols.machine import REASON
 from tessera.rounds import encode, select
 from tessera.rounds.delivery import SentModel
+from tessera.rounds.encode import UpdateLayout
 from tessera.rounds.epochs.messages import MaybeUnion, PeriodRecord, header_of
-from tessera.rounds.epochs.vectors import UpdateLayout
 from tessera.rounds.messages import Download
 from tessera.rounds.resolve import resolve
 from tessera.rounds.server_model import ServerModel

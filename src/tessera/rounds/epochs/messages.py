@@ -21,7 +21,7 @@ from tessera.plan import Plan
 from tessera.protocols.epochs.chain import EpochHeader, EpochKind
 from tessera.protocols.epochs.messages import ComeBack
 from tessera.rounds import select
-from tessera.rounds.epochs.vectors import UpdateLayout
+from tessera.rounds.encode import UpdateLayout
 from tessera.rounds.messages import Download, UnionOpened
 from tessera.wire.stored import ByDigest, Kept
 

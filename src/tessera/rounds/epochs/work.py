@@ -19,9 +19,8 @@ from tessera.plan import Plan
 from tessera.privacy.dp.events import THE_SUMS, THE_UNION, IndexAnswers
 from tessera.privacy.index.period import FrozenPeriod, freeze
 from tessera.rounds import delivery, encode, select
-from tessera.rounds.encode import Clipped
+from tessera.rounds.encode import Clipped, UpdateLayout
 from tessera.rounds.epochs.messages import PeriodRecord
-from tessera.rounds.epochs.vectors import UpdateLayout
 from tessera.rounds.local_state import LocalState, check_rows
 from tessera.rounds.messages import Download, UnionOpened
 from tessera.rounds.resolve import resolve
