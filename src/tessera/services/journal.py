@@ -31,7 +31,7 @@ from tessera.ids import RoundId
 from tessera.privacy.index import period
 from tessera.privacy.index.bound import ON_THE_OPERATORS_WORD
 
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 NAME: Final = "journal.sqlite"
 LOCK: Final = "lock"
 GROUP: Final = "group"
