@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.data.lastfm import binned, ratings_lastfm
+from tessera.data.lastfm import binned, ratings_lastfm, sequences_lastfm
 from tessera.data.ratings import NO_ATTRIBUTES, NOT_A_NUMBER, NOT_LISTED, OUT_OF_RANGE, REPEATED
 from tessera.errors import ConfigError
 
@@ -122,6 +122,22 @@ def test_broken_files_are_named(tmp_path):
         ratings_lastfm(tmp_path)
     with pytest.raises(ConfigError, match="no test part was published"):
         ratings_lastfm(write(tmp_path), split="published")
+
+
+def test_sequences_have_known_artists_in_a_drawn_order(tmp_path):
+    plays = [*PLAYS, (4, 70, 5), (9, 999, 5)]  # once more, and one that is not listed
+    one = sequences_lastfm(write(tmp_path, plays), least=3)
+    assert one.titles == ("Fifty-one", "Fifty-two", "Séventy") and not one.ordered
+    assert [one.names_of("item").name(at) for at in range(3)] == ["51", "52", "70"]
+    for user in range(3):
+        every = [*one.of(user)["item"].tolist(), *one.test_of(user)["item"].tolist()]
+        assert sorted(every) == [0, 1, 2]
+    tested = {tuple(sequences_lastfm(tmp_path, least=3, seed=s).test["item"]) for s in range(9)}
+    assert len(tested) > 3  # not the least played, as in the file's order
+    again = sequences_lastfm(tmp_path, least=3)
+    assert (again.test["item"] == one.test["item"]).all()
+    with pytest.raises(ConfigError, match="no artist has 9 listeners"):
+        sequences_lastfm(tmp_path, least=9)
 
 
 def test_the_published_set_has_its_counts(published):

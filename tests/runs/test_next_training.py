@@ -311,9 +311,37 @@ def test_without_an_order_there_is_no_next_and_pairs_are_ease(data):
     unordered = replace(data, ordered=False)
     with pytest.raises(ConfigError, match="no times"):
         a_task(unordered)
+    assert a_task(unordered, any_order=True).architecture == a_task(data).architecture
     assert (
         a_task(unordered, "pairs").bind(a_task(unordered, "pairs").build(0))[TABLE].rows == ITEMS**2
     )
+
+
+def test_the_penalty_on_rows_is_beside_the_sum_of_a_clients_losses(data):
+    """L2 of .01 where losses are added up is .01 / examples where their mean is taken."""
+    each = data.events.counts.mean()  # nobody has 50
+    assert a_task(data).recommended.training.weight_decay == pytest.approx(0.01 / each, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "more"),
+    [
+        ("fedavg", {}),
+        ("secure-fedavg", {}),
+        ("secure-submodel", {"privacy": {"level": "cpp4"}}),
+    ],
+)
+def test_it_trains_under_the_other_schemes_too(data, scheme, more):
+    task = a_task(data)
+    run = trained(task, scheme, crypto="every", **more)
+    before = task.bind(task.build(run.plan.seed)).initial("items")
+    assert np.abs(run.parameters()["items.weight"] - before).max() > 1e-3
+
+
+def test_it_trains_in_one_place(data, tmp_path):
+    plan = Plan(scheme="central", cohort=10, simulation=SimulationPlan(rounds=9))
+    run = simulate(a_task(data, power=0.0), plan, out=tmp_path / "run")
+    assert run.metric is not None and run.metric > 0.05
 
 
 # --- both -----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from tessera import tasks, wire
+from tessera import load, simulate, tasks, wire
 from tessera.crypto.entropy import ScriptedEntropy, SystemEntropy
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
@@ -135,3 +135,37 @@ def test_the_same_run_goes_on_with_the_same_negatives(task, tmp_path):
                 pass
             found.append(training.clients[ClientId(2)].local.real["words"])
     assert_array_equal(*found)
+
+
+EVERY_SCHEME = [
+    ("central", {}),
+    ("fedavg", {}),
+    ("submodel", {}),
+    ("secure-fedavg", {}),
+    ("secure-submodel", {"groups": {"size": 5}}),
+    ("secure-submodel", {"privacy": {"level": "cpp4"}}),
+    ("two-server", {}),
+]
+
+
+@pytest.mark.parametrize(("scheme", "more"), EVERY_SCHEME)
+def test_the_lag_model_of_words_trains_under_every_scheme(scheme, more, tmp_path):
+    lags = tasks.load(
+        "speakers-like", speakers=8, words=120, spoken_each=60, width=4, model="next", negatives=30,
+    )  # fmt: skip
+    run = simulate(
+        lags,
+        Plan(scheme=scheme, cohort=5, **more),
+        rounds=2,
+        out=tmp_path / "run",
+        insecure_test_entropy="lags",
+    )
+    assert run.metric is not None and 0.0 <= run.metric <= 1.0
+    found = load(run.export()).module
+    before = dict(lags.build(0).named_parameters())["items.weight"]
+    assert (found.get_parameter("items.weight") - before).abs().max() > 1e-3
+
+
+def test_models_of_words_that_are_unknown_are_refused():
+    with pytest.raises(ConfigError, match="model = 'lags'"):
+        tasks.load("speakers-like", model="lags")

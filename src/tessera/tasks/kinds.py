@@ -26,6 +26,7 @@ from tessera.learning.machine import physical_memory
 from tessera.learning.metrics import ClassMetric, RankMetric, RatingMetric
 from tessera.learning.models.factorization import Factorizer, NoisyFactorizer, rating_loss
 from tessera.learning.models.features import ORDERS
+from tessera.learning.models.lags import BIASES, ITEMS
 from tessera.learning.models.masked import MaskTraining
 from tessera.learning.models.refitted import Refitter
 from tessera.learning.module_tables import Tables
@@ -199,21 +200,54 @@ def _task(
 # Next-word tasks: what a speaker says next, by a softmax over the table of words.
 
 
+WORD_MODELS: Final = ("log-bilinear", "next")
+LAGS: Final = Recommended(
+    training=LocalTraining(batch=500, examples=500, rate=1.0, decay=1.0),
+    server=ServerStep(
+        optimizer="adam", rate=0.01, dense_rate=0.003, epsilon=1e-6, schedule="linear"
+    ),
+)
+"""How a lag model of words is trained."""
+
+
 def word_task(
     data: ClientData,
     *,
     title: str,
     recommended: Recommended,
+    model: str = "log-bilinear",
     width: int = 64,
     hidden: int = 64,
     negatives: int = 200,
     top: int = 3,
 ) -> Task:
-    """The next word, by a log-bilinear model with vectors of `width` columns.
+    """The next word, by a log-bilinear model with vectors of `width` columns, or by lags ("next").
 
     A client trains among its own words and `negatives` others; it is tested among all words.
     """
+    if model not in WORD_MODELS:
+        raise ConfigError(f"task: model = {model!r}", hint=f"one of {', '.join(WORD_MODELS)}")
     words = data.sizes[WORD]
+    metric = RankMetric(rows=words, target=NEXT, sequence=CONTEXT, top=top)
+    if model == "next":
+        lags = {
+            "name": "lags",
+            "items": words,
+            "length": data.train[CONTEXT].shape[1],
+            "width": width,
+            "sequence": CONTEXT,
+        }
+        return Task(
+            name=data.name,
+            title=title,
+            data=data,
+            module=lambda: build({**lags, "seed": torch.initial_seed()}),
+            tables=Tables({ITEMS: Table(NEXT, CONTEXT), BIASES: Table(NEXT)}),
+            loss=Softmax(ITEMS, BIASES, target=NEXT, negatives=negatives, kind=WORD),
+            metric=metric,
+            recommended=replace(recommended, training=LAGS.training, server=LAGS.server),
+            architecture=lags,
+        )
     architecture = {
         "name": "next-word",
         "words": words,
@@ -234,7 +268,7 @@ def word_task(
             }
         ),
         loss=Softmax("words.weight", "biases.weight", target=NEXT, negatives=negatives, kind=WORD),
-        metric=RankMetric(rows=words, target=NEXT, sequence=CONTEXT, top=top),
+        metric=metric,
         recommended=recommended,
         architecture=architecture,
     )
@@ -420,6 +454,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "spoken_each": "Words that a synthetic speaker says.",
     "seed": "Seed of the synthetic speech.",
     "part": 'What the model is tested on: "test", or "validation" to tune settings.',
+    "model": '"log-bilinear" (a matrix per place), or "next" (lags, as of other sequences).',
     "width": "Columns of a word's vectors.",
     "hidden": "Units of the hidden layer.",
     "negatives": "Words that a client takes beside its own, drawn from its own secret.",
@@ -447,6 +482,6 @@ class TaskKind:
 CLICKS: Final = TaskKind(click_task, ("width", "size", "model", "share_users"), _CLICKS)
 OWN_CLICKS: Final = replace(CLICKS, explained=_INTERACTIONS)
 RATINGS: Final = TaskKind(rating_task, ("model", "mask", "penalty", "factors", "refit"), _RATINGS)
-WORDS: Final = TaskKind(word_task, ("width", "hidden", "negatives", "top"), _WORDS)
+WORDS: Final = TaskKind(word_task, ("model", "width", "hidden", "negatives", "top"), _WORDS)
 QUESTIONS: Final = TaskKind(text_task, ("width", "filters"), _CLASSES, tables=False)
 IMAGES: Final = TaskKind(image_task, ("channels", "hidden"), _CLASSES, tables=False)

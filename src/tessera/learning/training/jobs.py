@@ -194,8 +194,12 @@ def finish(
             own[prepared.places[name]] = values[name][:k]
             local[name] = TablePart(part.ids, own)
             continue
+        delta = values[name][:k] - prepared.values[name][:k]
+        if k == job.submodel.trained[name].size:  # all of them, in order
+            updates[name] = TableUpdate(delta, prepared.counts[name])
+            continue
         update = _zeros(job.submodel.trained[name].size, table.width)
-        update.values[prepared.places[name]] = values[name][:k] - prepared.values[name][:k]
+        update.values[prepared.places[name]] = delta
         update.counts[prepared.places[name]] = prepared.counts[name]
         updates[name] = update
     return Trained(

@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -333,15 +335,23 @@ after the seed (8 bytes), words left (4), whether it is seeded (4) and the next 
 
 @contextmanager
 def dropout_from(coins: Secret) -> Iterator[None]:
-    """Dropout draws from torch's one generator: here from a state of these coins, then put back.
-
-    The whole state is drawn: of a seed torch takes 32 bits, which can be tried out.
-    """
-    words = CoinStream(Stream.of(coins, Label.DROPOUT_MASKS)).words(_WORDS)
+    """Dropout draws from torch's one generator: here from a state of these coins, then put back."""
     with torch.random.fork_rng(devices=[]):
-        state = torch.get_rng_state().numpy().copy()
-        state[8:12].view(np.int32)[0] = 1  # one word left: all are made anew before the next draw
-        state[16:24].view(np.uint64)[0] = 0
-        state[_FIRST : _FIRST + 8 * _WORDS].view(np.uint64)[:] = words & np.uint64(0xFFFFFFFF)
-        torch.set_rng_state(torch.from_numpy(state))
+        torch.set_rng_state(dropout_state(coins))
         yield
+
+
+def dropout_state(coins: Secret) -> Tensor:
+    """The whole state of a generator, from these coins: of a seed torch takes 32 bits, which can
+    be tried out."""
+    words = CoinStream(Stream.of(coins, Label.DROPOUT_MASKS)).words(_WORDS)
+    state = _fresh_state().copy()
+    state[8:12].view(np.int32)[0] = 1  # one word left: all are made anew before the next draw
+    state[16:24].view(np.uint64)[0] = 0
+    state[_FIRST : _FIRST + 8 * _WORDS].view(np.uint64)[:] = words & np.uint64(0xFFFFFFFF)
+    return torch.from_numpy(state)
+
+
+@cache
+def _fresh_state() -> npt.NDArray[np.uint8]:
+    return torch.Generator().manual_seed(0).get_state().numpy()

@@ -38,7 +38,7 @@ from tessera.learning.training.jobs import (
     prepare,
     tensor,
 )
-from tessera.learning.training.local import dropout_from
+from tessera.learning.training.local import dropout_state
 from tessera.learning.training.vectorised.learner import single_threaded
 
 LIBRARY: Final = "tessera.learning.models._lags"
@@ -66,8 +66,7 @@ class OneStep:
 
     def train(self, jobs: Sequence[Job], *, round_id: int) -> list[Trained]:
         """The jobs' outcomes, in their order."""
-        most = self.model.training.batch or math.inf
-        short = [at for at, job in enumerate(jobs) if len(job.examples) <= most]
+        short = [at for at, job in enumerate(jobs) if self._one(job)]
         done: dict[int, Trained] = {}
         with single_threaded():
             clients = [prepare(self.model.bound, jobs[at]) for at in short]
@@ -78,6 +77,12 @@ class OneStep:
             found = self.rest.train([jobs[at] for at in long], round_id=round_id)
             done |= dict(zip(long, found, strict=True))
         return [done[at] for at in range(len(jobs))]
+
+    def _one(self, job: Job) -> bool:
+        """Whether a client takes one step, and each of its examples has a target."""
+        assert isinstance(self.model.loss, Softmax)
+        few = len(job.examples) <= (self.model.training.batch or math.inf)
+        return few and bool((job.examples[self.model.loss.target] >= 0).all())
 
     def outcomes(self, clients: Sequence[PreparedJob], round_id: int) -> Iterator[Trained]:
         """Every client's outcome, in their order."""
@@ -139,9 +144,10 @@ class _ClientStep:
         module = model.module
         self.kept: Tensor | None = None
         if module.training and module.dropout:
-            with dropout_from(prepared.job.coins):
-                drawn = torch.empty(len(which), 2 * self.rows.shape[1], dtype=kind)
-                self.kept = drawn.bernoulli_(1.0 - module.dropout).div_(1.0 - module.dropout)
+            generator, kept = torch.Generator(), 1.0 - module.dropout
+            generator.set_state(dropout_state(prepared.job.coins))
+            drawn = torch.empty(len(which), 2 * self.rows.shape[1], dtype=kind)
+            self.kept = drawn.bernoulli_(kept, generator=generator).div_(kept)
 
     def scored(self, h: Tensor) -> Tensor:
         """Losses and gradients of a client's softmax; gives that of `h` (B, W).
