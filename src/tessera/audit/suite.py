@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tessera.audit.answers import Flips, Inference
-from tessera.audit.attack import Attack, rounds_of, scored
+from tessera.audit.attack import Attack, Attacker, rounds_of, scored
 from tessera.audit.finding import Finding, corrected
 from tessera.audit.identification import IdentificationAttacks
 from tessera.audit.in_the_clear import ClearRows, OpenSelections
@@ -26,6 +26,29 @@ from tessera.audit.unmasking import KeptShares, LoneRows
 from tessera.audit.values import with_knowledge
 from tessera.rounds.rows import Shown
 from tessera.runs.folder import RunFolder
+
+PAIRS: Final = "pairs"
+"""The table of sums of pairs."""
+
+
+class NoSums:
+    """Attacks nothing: the run has no sums that its attack would be on."""
+
+    def take(self, seen: Any, /) -> None:
+        return
+
+    def findings(self) -> list[Finding]:
+        return []
+
+
+def with_pairs(record: Record) -> Attacker[Any]:
+    """What follows histories, where a plan sums up pairs. Their model needs PyTorch: it is loaded
+    here and not before."""
+    if not any(t.name == PAIRS for t in record.plan.tables):
+        return NoSums()
+    chains: Attacker[Any] = import_module("tessera.audit.pair_sums").PairChains.of(record)
+    return chains
+
 
 ATTACKS: Final[tuple[Attack[Any], ...]] = (
     Attack(
@@ -74,6 +97,19 @@ ATTACKS: Final[tuple[Attack[Any], ...]] = (
         "a coin; one over the cohort",
         scored(TwoServerAttacks),
         lambda seen: seen.servers,
+    ),
+    Attack(
+        "histories in sums of pairs, by two servers",
+        Shown.SHARED_ROWS,
+        "nothing of exact sums to the servers; readers and noisy sums: what goes with anybody's",
+        with_pairs,
+        lambda seen: seen.leader,
+    ),
+    Attack(
+        "histories in sums of pairs, by groups",
+        Shown.GROUPS,
+        "nothing of exact sums to the server; readers: what goes with anybody's",
+        with_pairs,
     ),
     Attack(
         "lists of a key period",

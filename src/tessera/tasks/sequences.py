@@ -27,6 +27,7 @@ from tessera.learning.models.lags import BIASES, ITEMS
 from tessera.learning.models.noisy_pairs import NoisyPairs, VectorCounter
 from tessera.learning.models.pairs import CELL, WEIGHT, PairCounter, PairModel, Pairs
 from tessera.learning.module_tables import Tables
+from tessera.learning.pair_chains import PairSums, known_row_figure
 from tessera.learning.softmax import SampledSoftmax
 from tessera.learning.tables.spec import Zeros
 from tessera.learning.training.settings import LocalTraining
@@ -208,7 +209,12 @@ def _pairs(
 ) -> Task:
     user, cell, weight = pairs.counts(data.events)
     counts = np.bincount(user, minlength=data.clients).astype(np.int64)
-    _, holders = np.unique(cell, return_counts=True)
+    order = np.argsort(cell, kind="stable")
+    first = np.flatnonzero(np.diff(cell[order], prepend=-1))
+    holders = np.diff(first, append=len(cell))
+    weights = np.add.reduceat(weight[order], first)
+    seen = PairSums.of_rows(pairs, cell[order][first], weights, holders)
+    followed = known_row_figure(seen, data.events)
     alone = f"{100 * np.mean(holders == 1):.0f} %"
     if min_holders < 1:
         raise ConfigError(f"task: min_holders = {min_holders}", hint="1 or more")
@@ -226,6 +232,8 @@ def _pairs(
                 "pairs": f"{len(holders):,} with a holder, {counts.mean():,.0f} of a client on "
                 f"average, {counts.max():,} at most",
                 "pairs with one holder": alone,
+                "read from one known item": f"{100 * followed:.0f} % of a history on average, by "
+                "whoever has the exact sums (the known-row figure)",
                 "published": f"the 200 largest weights of each item, from pairs with {min_holders} "
                 "holders or more",
             },
