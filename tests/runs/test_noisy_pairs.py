@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from tessera.audit.canary_training import lower_bound
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.data.sequences import Sequences, one_of, sequence_data
 from tessera.errors import ConfigError
@@ -179,6 +180,51 @@ def test_thresholds_follow_from_the_budget_alone():
     task = a_task()
     assert a_plan(EACH, task, epsilon=3.0).server.threshold == 5.0
     assert a_plan(EACH, task).server.threshold == 4.2
+
+
+# --- a canary user --------------------------------------------------------------------------------
+
+CANARY = np.array([20, 23, 26, 29, 21, 24])
+"""Items in an order that nobody else has."""
+TRIES = 60
+
+
+def guessed(how) -> int:
+    """How often who compares the released model with the canary's own vector is right about
+    whether it took part, by the likelier side."""
+    others = [np.arange(first, first + 6) for first in range(0, 10, 2)]
+    vector = NoisyPairs(ITEMS, a_task().data.attributes).part(CANARY[:-1])
+    sides = []
+    for people in ([*others, CANARY], others):
+        user = np.repeat(np.arange(len(people)), 6)
+        items = np.concatenate(people)
+        of = Sequences.sorted(user, items, None, users=len(people), items=ITEMS)
+        task = a_task(of)
+        sides.append((task, a_plan(how, task, epsilon=1.0, threshold=1e-9)))
+    without = exact(sides[1][0])
+    right = 0
+    for trial in range(TRIES):
+        task, plan = sides[trial % 2]
+        run = Training(task, plan, entropy=ScriptedEntropy(b"canary %d" % trial))
+        for _ in run.run(1):
+            pass
+        off = (run.dense - without[1]) @ vector[2]
+        off += (cells(run) - without[0])[vector[0]] @ vector[1]
+        right += bool(off > 0.5) is (trial % 2 == 0)
+    return right
+
+
+@pytest.mark.parametrize("how", [TRUSTED, EACH], ids=["trusted", "each"])
+def test_a_canary_user_is_not_found_beyond_the_ledgers_epsilon_and_is_without_noise(
+    how, monkeypatch
+):
+    def bound(right: int) -> float:
+        return lower_bound(canaries=TRIES, guesses=TRIES, correct=right, delta=1e-5, level=0.99)
+
+    assert bound(guessed(how)) <= 1.0
+    for module in ("tessera.rounds.noise", "tessera.protocols.two_server.write.sums"):
+        monkeypatch.setattr(f"{module}.add_noise", lambda ring, deviation, words, stream: words)
+    assert bound(guessed(how)) > 1.0
 
 
 # --- refused --------------------------------------------------------------------------------------
