@@ -323,6 +323,9 @@ def test_all_of_a_clients_state_is_given_or_stored() -> None:
         "sharing",
         "indicator",
         "names",
+        "counts",
+        "candidates",
+        "data",  # what is frozen of it is stored by itself (`JournalExamples`)
     }
     stored = {"periods", "ledger", "last_round", "secret", "agreement", "residual", "own_keys"} | {
         "rows",
