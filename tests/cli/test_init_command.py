@@ -29,7 +29,10 @@ def test_the_plan_of_every_task_reads_back(name, scheme):
     usual = "secure-submodel" if tasks.known(name).kind.tables else "secure-fedavg"
     assert plan.scheme is Scheme(scheme or usual) and plan.task.name == name
     # what depends on how many clients there are is left to the task, and work in groups is bounded
-    assert replace(plan.training, examples=good.training.examples) == good.training
+    if name.startswith("sequences"):
+        assert "weight_decay" not in plan.partial["training"]  # the task's, by its data
+    else:
+        assert replace(plan.training, examples=good.training.examples) == good.training
     assert plan.server == (None if good.shrinkage else good.server)
     options = dict(tasks.known(name).options)
     if name.startswith("sequences"):  # the test part is for once

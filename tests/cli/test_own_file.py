@@ -115,10 +115,19 @@ def test_a_file_without_times_becomes_pairs_and_says_what_they_show(tmp_path, ca
     assert cli.main(["init", "purchases.csv"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "model = pairs, as the file has no times: what goes together (EASE)" in said
-    assert "exact_pairs = true: whoever opens a sum has the exact counts" in said
+    assert "[dp] epsilon = 10 per user, noise of each of two servers on every cell" in said
     plan = Plan.read(tmp_path / "plan.toml")
+    assert plan.scheme == "two-server" and not plan.task.options["exact_pairs"]
+    assert (plan.dp.unit, plan.dp.epsilon, plan.dp.trust) == ("user", 10.0, "each")
     assert (plan.task.options["model"], plan.cohort, plan.simulation.rounds) == ("pairs", 60, 1)
-    assert cli.main(["run", "plan.toml", "--out", "run"]) == 0
+    assert cli.main(["run", "plan.toml", "--out", "noisy"]) == 0
+    assert "epsilon spent" in capsys.readouterr().out
+    given = ["--scheme", "secure-submodel", "--out", "exact.toml"]
+    assert cli.main(["init", "purchases.csv", *given]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "exact_pairs = true: whoever opens a sum has the exact counts" in said
+    assert Plan.read(tmp_path / "exact.toml").task.options["exact_pairs"]
+    assert cli.main(["run", "exact.toml", "--out", "run"]) == 0
     assert "EASE" in capsys.readouterr().out
     assert cli.main(["init", "purchases.csv", "--model", "next", "--out", "other.toml"]) == 2
     err = capsys.readouterr().err

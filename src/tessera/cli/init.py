@@ -21,6 +21,7 @@ from tessera.data.split import VALIDATION
 from tessera.errors import ConfigError
 from tessera.learning.averaging import Average
 from tessera.plan import (
+    Crypto,
     DPPlan,
     GroupsPlan,
     NoisyRows,
@@ -36,7 +37,7 @@ from tessera.plan import (
     UpdatePlan,
 )
 from tessera.plan.dp import trained_with
-from tessera.plan.reference import MESSAGES, section, task_section, top_level
+from tessera.plan.reference import MESSAGES, keys_of, section, task_section, top_level
 from tessera.plan.sections import GROUP_SIZE
 from tessera.privacy.index.bound import ANY_ROUNDS, COMING_AND_GOING, NAMED
 from tessera.protocols.secagg.params import GraphKind
@@ -70,6 +71,11 @@ class OwnModel(StrEnum):
 
 LARGEST_SHARE: Final = 3
 """Negatives are at most this part of a small catalogue."""
+NOISY: Final = (
+    "[dp] epsilon = 10 per user, noise of each of two servers on every cell: exact sums would let "
+    "who knows an item of a history follow it from pair to pair (`--scheme secure-submodel` writes "
+    "exact_pairs = true). A smaller epsilon keeps fewer pairs, at 1 next to none."
+)
 EXACT: Final = (
     "exact_pairs = true: whoever opens a sum has the exact counts of its pairs; {alone} of the "
     "pairs have one holder, and who knows an item of a history can follow it from pair to pair."
@@ -85,6 +91,7 @@ class OwnFile:
     lines: tuple[str, ...]
     recommended: Recommended
     clients: int
+    items: int
 
     def summed(self, *, two_servers: bool) -> Recommended:
         """For sums over everybody: in one round, or where that is too much in several."""
@@ -93,8 +100,13 @@ class OwnFile:
         return replace(self.recommended, rounds=1, cohort=self.clients)
 
     @classmethod
-    def of(cls, path: Path, given: Mapping[str, str], kind: str, also: Mapping[str, str]) -> Self:
-        """By what the file has: with times what comes next, without what goes together."""
+    def of(
+        cls, path: Path, given: Mapping[str, str], kind: str, also: Mapping[str, str], exact: bool
+    ) -> Self:
+        """By what the file has: with times what comes next, without what goes together.
+
+        Sums of pairs may be `exact`, or have noise per user.
+        """
         from tessera.data.guess import guess
 
         if not path.is_file():
@@ -102,11 +114,9 @@ class OwnFile:
         if kind and kind not in list(OwnModel):
             raise ConfigError(f"--model {kind}", hint=f"one of {', '.join(OwnModel)}")
         found = guess(path, given)
-        return (
-            cls._clicks(path, found)
-            if kind == OwnModel.CLICKS
-            else cls._next(path, found, kind, also)
-        )
+        if kind == OwnModel.CLICKS:
+            return cls._clicks(path, found)
+        return cls._next(path, found, kind, also, exact)
 
     @classmethod
     def _clicks(cls, path: Path, found: Guess) -> Self:
@@ -126,10 +136,13 @@ class OwnFile:
             tuple(_said(path, found, shown, data)),
             replace(known.recommended, cohort=cohort, rounds=rounds),
             data.clients,
+            data.sizes["item"],
         )
 
     @classmethod
-    def _next(cls, path: Path, found: Guess, kind: str, also: Mapping[str, str]) -> Self:
+    def _next(
+        cls, path: Path, found: Guess, kind: str, also: Mapping[str, str], exact: bool
+    ) -> Self:
         """Where labels are 0 and 1 only what was clicked counts; of ratings every line does."""
         from tessera import tasks
         from tessera.data.sequences import SequenceData
@@ -147,16 +160,24 @@ class OwnFile:
         if _bad(data):
             options["on_bad"] = SKIP
         chosen, why = _chosen(data, found, kind)
-        model: dict[str, Any] = {"model": chosen.value, "exact_pairs": chosen is OwnModel.PAIRS}
+        exact = exact and chosen is OwnModel.PAIRS
+        model: dict[str, Any] = {"model": chosen.value, "exact_pairs": exact}
         fewer = max(1, data.sizes["item"] // LARGEST_SHARE)
         model["negatives"] = min(known.options["negatives"], fewer)
         good = replace(known.recommended, cohort=_cohort(data))
         task = known.kind.make(data, title="", recommended=good, **model)
         shown = ["user", "item", "time", *(["label"] if options["label"] else [])]
         lines = [*_said(path, found, shown, data), *wrap(why, WIDTH)]
-        if chosen is OwnModel.PAIRS:
+        if exact:
             lines += wrap(EXACT.format(alone=task.data.facts["pairs with one holder"]), WIDTH)
-        return cls("sequences", options | model, tuple(lines), task.recommended, data.clients)
+        return cls(
+            "sequences",
+            options | model,
+            tuple(lines),
+            task.recommended,
+            data.clients,
+            data.sizes["item"],
+        )
 
 
 def _cohort(data: ClientData) -> int:
@@ -226,9 +247,15 @@ FEW: Final = 0.01
 BUDGET: Final = 3.0
 """The epsilon that a plan with noise begins with."""
 DELTA: Final = 1e-5
+PAIRS_BUDGET: Final = 10.0
+"""That of sums of pairs."""
 LEVEL_NOTES: Final = (
     "groups: a row's one holder is identified with probability 1 / group at most (B),",
     "under conditions (`tessera plan`); cpp1 to cpp5: B = 1, the sums identify it",
+)
+
+IDEAL: Final = (
+    "servers would look at every cell for every client: `tessera plan` says what that takes",
 )
 
 NO_NOISE: Final = """\
@@ -293,7 +320,9 @@ def init(
     own = None
     if task not in tasks.TASKS and (Path(task).suffix in OWN_FILES or Path(task).is_file()):
         given = {"user": user, "item": item, "time": time, "label": label}
-        own = OwnFile.of(Path(task), {**given, "time_format": time_format}, model, {})
+        # Exact sums of pairs let a history be followed: without a word about it they have noise.
+        exact = bool(scheme) and not dp
+        own = OwnFile.of(Path(task), {**given, "time_format": time_format}, model, {}, exact)
         for line in own.lines:
             typer.echo(line)
         task = own.task
@@ -302,6 +331,10 @@ def init(
     found = tasks.known(task)
     if own is not None:
         found = replace(found, recommended=own.recommended)
+        if own.recommended.noisy_only:
+            scheme, dp = scheme or Scheme.TWO_SERVER.value, dp or Unit.USER.value
+            for line in wrap(NOISY, WIDTH):
+                typer.echo(line)
     if not scheme:
         scheme = (schemes.DEFAULT if found.kind.tables else schemes.WITHOUT_TABLES).value
     entry = schemes.named(scheme)
@@ -338,11 +371,13 @@ def init(
                 "set cohort to the number of clients: noise per user is least with everybody"
             )
     write = partial(written, task, out.name, scheme, found, filled, noise=noise)
+    if own is not None and own.recommended.noisy_only:
+        write = partial(write, cells=own.items**2)
     text = write(cap=found.recommended.max_rows)
     if noise is None and not found.recommended.training.examples and Plan.parse(text).grouped:
         write = partial(write, **work(task, {**found.options, **filled}))
         text = write(cap=found.recommended.max_rows)
-    if entry.two_servers and found.kind.tables:
+    if entry.two_servers and found.kind.tables and not found.recommended.noisy_only:
         held = counted(Plan.parse(text))
         cap = found.recommended.max_rows if held is None else held.fitting
         text = write(cap=cap, notes=why(held))
@@ -388,6 +423,16 @@ def noise_for(unit: str, scheme: str, known: Known) -> DPPlan | None:
     if unit not in list(Unit):
         raise ConfigError(f"--dp {unit}", hint=f"one of {', '.join(Unit)}")
     private, entry = known.recommended.private, schemes.named(scheme)
+    if known.recommended.noisy_only:  # a vector of length 1, and every cell with noise
+        each = entry.two_servers
+        return DPPlan(
+            unit=Unit.USER,
+            epsilon=PAIRS_BUDGET,
+            delta=DELTA,
+            trust=Trust.EACH if each else Trust.SERVER,
+            rows=NoisyRows.OWN if each else NoisyRows.ALL,
+            clip=1.0,
+        )
     if unit == "user" and private is not None and (entry.hides or not entry.by_rows):
         # Who sees no sum without noise, where the scheme has somebody like that.
         added = Trust.SHARES if entry.masks else Trust.SERVER
@@ -454,14 +499,21 @@ def written(
     work: int = 0,
     work_notes: tuple[str, ...] = (),
     noise: DPPlan | None = None,
+    cells: int = 0,
 ) -> str:
     """The plan with what the task recommends, and its options as `filled` in.
 
-    `cap` is max_rows and `work` bounds the examples of a round, each with notes about it.
+    `cap` is max_rows and `work` bounds the examples of a round, each with notes about it. With so
+    many `cells` of a table each has noise, and a simulation adds the same numbers up as they are.
     """
+    from tessera.tasks.sequences import sequence_task
+
     good = known.recommended
     training = trained_with(noise, good.training)
     training = replace(training, examples=work or training.examples)
+    steps = None
+    if known.kind.make is sequence_task and not training.weight_decay:  # it goes by the data
+        steps = [one for one in keys_of("training") if one != "weight_decay"]
     keys = ["clip", "dense_clip", "levels", "max_count", "average"]
     update = UpdatePlan(clip=good.clip, dense_clip=good.dense_clip, average=good.average)
     if not known.kind.tables and schemes.named(scheme).two_servers:
@@ -473,6 +525,10 @@ def written(
         privacy, answers = PrivacyPlan(one_participation=True), [*answers, "one_participation"]
     few = good.cohort < GROUP_SIZE and schemes.named(scheme).by_rows
     groups = GroupsPlan(size=good.cohort if few else 0)
+    two_server, simulation = TwoServerPlan(), SimulationPlan(rounds=good.rounds)
+    if cells:
+        two_server = replace(two_server, row_limit=max(two_server.row_limit, cells))
+        simulation = replace(simulation, crypto=Crypto.NONE)
     shared = SecurityPlan(
         graph=GraphKind.SPARSE if good.cohort > MAX_HOLDERS else GraphKind.COMPLETE
     )
@@ -482,16 +538,16 @@ def written(
             HEAD.format(name=name),
             top_level(federation=task, scheme=Scheme(scheme), cohort=good.cohort, seed=0),
             task_section(task, {**known.options, **filled}, known.kind.explained),
-            section("training", training, notes={"examples": work_notes}),
+            section("training", training, steps, notes={"examples": work_notes}),
             NO_SERVER if good.shrinkage else section("server", good.server),
             section("update", update, tuple(keys)),
             section("privacy", privacy, tuple(answers), notes={"level": LEVEL_NOTES}),
             section("groups", groups, ("size", "age_weight", "period")),
             section("union", union, ("max_rows", "encoding"), notes={"max_rows": notes}),
             section("security", shared, security),
-            section("two_server", TwoServerPlan()),
+            section("two_server", two_server),
             NO_NOISE if noise is None else section("dp", noise, dp_keys(noise)),
-            section("simulation", SimulationPlan(rounds=good.rounds)),
+            section("simulation", simulation, notes={"crypto": IDEAL if cells else ()}),
         ]
     )
 
