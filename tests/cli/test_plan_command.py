@@ -327,6 +327,21 @@ def test_what_is_printed_of_groups_that_wait(
     assert "quorum" not in said
 
 
+def test_waiting_is_predicted_for_the_clients_that_a_task_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(
+        'scheme = "secure-submodel"\ncohort = 20\n[task]\nname = "taobao-like"\nusers = 20\n'
+        'items = 60\n[privacy]\nlevel = "groups"\n[groups]\nsmall = true\n'
+    )
+    told, given, many = (
+        report(capsys, path, "--dropout", "0.3", *more)["groups"]["waiting"]
+        for more in ((), ("--population", "20"), ("--population", "400"))
+    )
+    assert told == given != many
+
+
 def test_a_server_of_fixed_groups_learns_of_groups_and_no_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -198,16 +198,16 @@ def test_a_cohort_need_not_be_a_number_of_groups() -> None:
 
 def test_every_key_of_groups_is_agreed_on() -> None:
     keys = ("size = 9", "age_weight = 1.0", "period = 5", "retire_after = 4", "longest_wait = 9")
-    keys += ("delay = 2.5", "small = true")
+    keys += ("delay = 2.5", "small = true", "deadline = 60.0")
     digests = {Plan.parse(with_section("groups", key)).digest for key in keys}
     assert len(digests | {Plan.parse(BASE).digest}) == len(keys) + 1
     assert Plan.parse(with_section("groups", "size = 0")).digest == Plan.parse(BASE).digest
 
 
 def test_an_old_sum_counts_less() -> None:
-    half = GroupsPlan()
+    half = GroupsPlan(age_weight=0.5)
     assert [half.weight(age) for age in (0, 3)] == [1.0, 0.5]
-    assert GroupsPlan(age_weight=0.0).weight(99) == 1.0
+    assert GroupsPlan().weight(99) == 1.0, "in full, if nothing is said"
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -300,6 +300,8 @@ def test_a_level_and_probabilities_exclude_each_other() -> None:
         (with_section("groups", "retire_after = 0"), ("[groups] retire_after = 0",)),
         (with_section("groups", "longest_wait = 0"), ("[groups] longest_wait = 0",)),
         (with_section("groups", "age_weight = nan"), ("[groups] age_weight = nan",)),
+        (with_section("groups", "delay = 9.0\ndeadline = 8.0"), ("[groups] deadline = 8.0",)),
+        (with_section("simulation", "cutoff = 0.0"), ("[simulation] cutoff = 0.0",)),
         (with_section("groups", "delay = -1"), ("[groups] delay = -1.0",)),
         (
             with_section("groups", "size = 5") + '[privacy]\nlevel = "cpp2"\n',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,8 @@ from tessera.report.numbers import (
     signed,
     size,
 )
+from tessera.report.progress import sentence
+from tessera.rounds.events import RoundFinished
 
 
 @pytest.mark.parametrize(
@@ -157,3 +160,18 @@ def test_scores_differences_and_other_figures():
 
 def test_on_a_page_a_number_and_its_unit_stay_on_one_line():
     assert text("1.50 GB up in 2.00 min, 3 hours") == f"1.50{NBSP}GB up in 2.00{NBSP}min, 3 hours"
+
+
+def test_a_round_of_groups_says_who_delivered_and_who_was_merged() -> None:
+    """Some of those who are merged were invited earlier: more may be merged than invited."""
+    event = RoundFinished(
+        round_id=3,
+        cohort=40,
+        survivors=50,
+        weight=1,
+        delivered=31,
+        groups_opened=5,
+        waited=(0, 1, 1, 2, 3),
+    )
+    assert sentence(event).startswith("31/40 delivered  50 merged")
+    assert sentence(replace(event, delivered=0, waited=())).startswith("50/40 survivors")

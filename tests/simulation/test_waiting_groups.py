@@ -255,6 +255,16 @@ def scattered(seed: int, rounds: int = 12, clients: int = 14):
     return {r: [ClientId(c) for c in range(clients) if rng.random() < 0.3] for r in range(rounds)}
 
 
+def test_a_round_is_secure_if_all_groups_that_it_merged_were_masked():
+    fed, seen = waiting(14, crypto="sampled"), set()  # messages of groups 0 and 2 are real
+    for _ in range(8):
+        event = ended(fed)
+        merged = {fed.epochs.group_of(client).group.number for client in fed.epochs.counted}
+        assert event.measured and event.secure == (merged <= {0, 2})
+        seen.add((event.measured, event.secure))
+    assert seen == {(True, True), (True, False)}
+
+
 @pytest.mark.parametrize("crypto", ["every", "sampled"])
 def test_a_round_with_real_messages_gives_the_same_model_to_the_bit(crypto):
     """One group of two is carried when sampled; whose messages are real changes nothing."""

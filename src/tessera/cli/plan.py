@@ -135,7 +135,8 @@ def plan(
         report["beside"] = beside
         report["notes"] = [*report["notes"], beside_in_words(beside)]
     if found.grouped:
-        groups = describe_groups(forecast, found, absent, population or 0)
+        everybody = population or (0 if held is None else max(held.clients, found.cohort))
+        groups = describe_groups(forecast, found, absent, everybody)
         report |= {**groups, "assumed": report["assumed"] | groups["assumed"]}
     if as_json:
         typer.echo(json.dumps(report))

@@ -285,10 +285,11 @@ class GroupsPlan:
 
     size: int = 0
     """Clients in a group; 0: 10, or no groups with "secure-fedavg"."""
-    age_weight: float = 0.5
-    """A sum that waited k rounds counts (1 + k)^-age_weight.
+    age_weight: float = 0.0
+    """A sum that waited k rounds counts (1 + k)^-age_weight; 0: in full.
 
-    From the round in which its base was fixed to the one in which it opens.
+    From the round in which its base was fixed to the one in which it opens. Most wait a round or
+    two, and lose more by counting less than by their age.
     """
     period: int = 0
     """Updates before a new period begins, with a new union; 0: never.

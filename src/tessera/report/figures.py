@@ -238,9 +238,7 @@ class RunFigures:
 
     @property
     def measured_rounds(self) -> tuple[Round, ...]:
-        """Rounds with bytes and protocol times: under a secure scheme, those really masked."""
-        if self.secure:
-            return self.secure_rounds
+        """Rounds with bytes and protocol times: of fixed groups, if any of them had messages."""
         return tuple(r for r in self.rounds if r["measured"])
 
     @property

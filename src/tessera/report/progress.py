@@ -175,7 +175,9 @@ def sentence(event: RoundFinished | RoundAbort) -> str:
         text = f"aborted in {event.phase}: {event.answered} answered, {event.needed} needed"
         return f"{text} ({event.reason})" if event.reason else text
     parts = []
-    if event.cohort:
+    if event.delivered or event.waited:  # fixed groups: who is merged was invited earlier, in part
+        parts.append(f"{event.delivered}/{event.cohort} delivered  {event.survivors} merged")
+    elif event.cohort:
         parts.append(f"{event.survivors}/{event.cohort} survivors")
     if event.noise_epsilon is not None:
         parts.append(f"epsilon {epsilon(event.noise_epsilon)} spent")

@@ -48,8 +48,9 @@ class RoundFinished:
     was written and why. `rows_out_of_bounds` were opened and not merged
     (`rounds/clipped_vector.py`); `groups_aborted` are fixed groups that lacked a member and opened
     nothing. Of groups that wait, `delivered` counts the clients that delivered in this round,
-    `groups_opened` the groups that became full and were merged, `survivors` their members, `waited`
-    the rounds from base to merge of each, and `groups_retired` those that have ended for good.
+    `groups_opened` the groups that became full and were merged, `survivors` their members (more
+    than were invited, if some of them delivered in earlier rounds), `waited` the rounds from base
+    to merge of each, and `groups_retired` those that have ended for good.
 
     Some are known to a simulation only, and to no server. `not_finite` counts clients whose
     training failed and that sent zeros; with two servers `broken` counts them by reason. `clipped`

@@ -43,6 +43,8 @@ class HeldRows:
 
     mean: int
     most: int
+    clients: int = 0
+    """How many there are with enough examples to take part."""
 
     @classmethod
     def of(cls, task: Task, plan: Plan) -> HeldRows:
@@ -53,7 +55,8 @@ class HeldRows:
         counts = [
             len(ids) + _undrawn(task, c) for c in some for ids in clients[c].local.real.values()
         ]
-        return cls(max(1, round(sum(counts) / max(1, len(counts)))), max(counts, default=1))
+        mean = max(1, round(sum(counts) / max(1, len(counts))))
+        return cls(mean, max(counts, default=1), len(clients))
 
     @property
     def fitting(self) -> int:

@@ -422,6 +422,7 @@ class EpochFederation(Federation):
             invited,
             len(visits),
             measured=any(isinstance(visit, CarriedVisit) for visit in visits.values()),
+            secure=lambda number: number in self._real,
             undecoded=undecoded,
             clock=lambda: time.monotonic() - started,
         )

@@ -145,14 +145,17 @@ class EpochCourse:
         delivered: int,
         *,
         measured: bool = True,
+        secure: Callable[[int], bool] = lambda _: True,
         undecoded: int = 0,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> RoundFinished:
-        """Merge the groups that are full, step, commit and test the model.
+        """Merge the groups that are full, step, commit and test the model. `secure` says whether
+        the vectors of a group, by its number, were masked: a round is if all that it merged were.
 
         A round in which none has become full changes nothing: what was delivered waits.
         """
         results, waited, outside = list[RoundResult](), list[int](), 0
+        masked = measured
         for group in [g for g in self.met if g.full]:
             assert group.at.open is not None
             age = int(round_id) - int(group.at.open.round_id)
@@ -160,6 +163,7 @@ class EpochCourse:
             if result is None or result.out_of_bounds:
                 outside += result is not None
                 continue
+            masked = masked and secure(group.group.number)
             waited.append(age)
             results.append(aged(result, self.plan.groups.weight(age)))
         self._retire_leavers(round_id)
@@ -185,7 +189,7 @@ class EpochCourse:
             rows_out_of_bounds=0 if total is None else total.rows_out_of_bounds,
             weight=0 if total is None else total.weight,
             measured=measured,
-            secure=measured,
+            secure=masked,
             bytes_up={},
             bytes_down={},
             client_seconds={},
