@@ -472,7 +472,9 @@ def test_a_plan_says_what_reports_take_while_keys_last(
         for rounds in (1, 4)
     )
     first, later = often["two_server"]["report_bytes"]
-    assert later < first and once["two_server"]["report_bytes"] == [first, later]
+    # Bins follow from the plan's digest: the largest one may need a level more or less.
+    assert later < first
+    assert once["two_server"]["report_bytes"] == pytest.approx([first, later], rel=0.01)
     assert often["bytes"]["up"]["update"] == (first + 3 * later) / 4
     assert any("keys last 4 rounds" in note for note in often["notes"])
     assert not any("keys last" in note for note in once["notes"])
