@@ -201,6 +201,7 @@ def records() -> list[bytes]:
     keep()
     opened = run.server.opened
     assert opened is not None
+    found += [o.data for o in run.members[second].withdraw("its own deadline has passed")]
     record = PeriodRecord(period=1, cutoff=0)
     work = EpochWork(assignment=b"assignment", record=record, union=b"union", base=b"base")
     made = (run.group, *run.group.leaves, opened.certificate, record, work)
