@@ -120,8 +120,8 @@ def predictors(events: Sequences, items: int) -> Mapping[str, Callable[[], ItemS
 
     def ease() -> ItemScores:
         pairs = Pairs(items=items, tau=0.0, penalty=PENALTY)
-        solved = pairs.solved(pairs.sums_of(events))
-        return lambda some: pairs.history(some[SEEN]) @ solved
+        solved = pairs.solved(pairs.sums_of(events)).astype(np.float32)
+        return lambda some: pairs.history(some[SEEN]).astype(np.float32) @ solved
 
     made = {POPULARITY: popular, SUCCESSOR: successors, WINDOWED: windowed}
     return made | ({EASE: ease} if items <= MOST_SOLVED else {})
