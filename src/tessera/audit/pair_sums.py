@@ -86,8 +86,10 @@ class PairChains:
             if len(own[client]) < 2:
                 continue
             start = int(own[client][len(own[client]) // 2])
-            holders = [items for items in own.values() if start in items]
-            found.append(linked(sums.followed(start), holders))
+            fits = [items for items in own.values() if start in items]
+            if sums.holders is None:  # what is found is nobody's in particular
+                fits = [own[client]]
+            found.append(linked(sums.followed(start), fits))
 
     @staticmethod
     def _items(rows: Ids, m: int) -> Ints:
@@ -109,10 +111,11 @@ class PairChains:
 
 MEANING: Final[Mapping[str, str]] = {
     "whoever has the sums": "the share of one person's history that was put together from pairs "
-    "with one holder, beginning with one known item. Exact sums claim nothing against it",
-    "a reader of the model": "the same by who has only the pairs that min_holders clients hold, "
-    "going from each item to its most frequent successor",
-    "anybody, by noisy sums": "the same with noise on every cell, also for both servers",
+    "with one holder, beginning with one known item; of the one that fits best of those who hold "
+    "it, which any second item tells. Exact sums claim nothing against it",
+    "a reader of the model": "the share of the history of whoever's item is known, by who has only "
+    "the pairs that min_holders clients hold, going from each item to its most frequent successor",
+    "anybody, by noisy sums": "likewise with noise on every cell, also for both servers",
 }
 
 

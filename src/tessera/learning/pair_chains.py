@@ -210,13 +210,14 @@ def linked(found: Sequence[int], histories: Iterable[Ints]) -> float:
 
 
 def known_row_figure(sums: PairSums, events: Sequences, tries: int = 5) -> float:
-    """The mean of it over known items of people who stand evenly apart."""
+    """The mean of it over known items of people who stand evenly apart; in sums that show no
+    holders, of the histories of these people."""
     users = np.unique(np.linspace(0, events.users - 1, tries).astype(np.int64))
     person = np.repeat(np.arange(events.users), events.counts)
     shares = []
     for user in users[events.counts[users] > 1].tolist():
         own = events.of(user)
         start = int(own[len(own) // 2])
-        holders = person[events.item == start]
+        holders = np.array([user]) if sums.holders is None else person[events.item == start]
         shares.append(linked(sums.followed(start), (events.of(int(one)) for one in holders)))
     return float(np.mean(shares)) if shares else 0.0

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tessera.data import interactions
+from tessera.data import item_features as features
 from tessera.data.alimama import alimama
 from tessera.data.amazon import amazon, sequences_amazon
 from tessera.data.examples import ClientData
@@ -269,6 +270,7 @@ def _own_sequences(
     encoding: str = "",
     on_bad: str = "stop",
     part: str = TEST,
+    item_features: str = "",
 ) -> SequenceData:
     if not path:
         raise ConfigError("task 'sequences' has no path", hint='such as path = "purchases.csv"')
@@ -288,7 +290,12 @@ def _own_sequences(
         encoding=encoding or None,
         on_bad=on_bad,
     )
-    return interactions.read_sequences(path, how, part=part)
+    data = interactions.read_sequences(path, how, part=part)
+    if not item_features:
+        return data
+    names, items = data.names_of("item"), data.sizes["item"]
+    found = features.item_features(item_features, names, items=items, column=item)
+    return replace(data, attributes=found)
 
 
 def from_frame(
