@@ -556,3 +556,34 @@ def test_what_is_no_table_is_refused():
             read(thing, **NAMES)
     with pytest.raises(ConfigError, match="no column 'what'"):
         read({"who": [1]}, **NAMES)
+
+
+def test_data_up_to_a_moment_are_the_beginning_of_all(tmp_path):
+    """Whatever came later moves no split, no history and no number of a client or an item."""
+    rng = np.random.default_rng(4)
+    lines = [
+        f"u{rng.integers(9)},i{rng.integers(30)},{1_600_000_000 + 50 * at}" for at in range(300)
+    ]
+    (tmp_path / "items.txt").write_text("".join(f"i{at}\n" for at in range(30)))
+    path = tmp_path / "log.csv"
+    how = Interactions(item="item", time="when", dictionary=tmp_path / "items.txt")
+    for reader in (interactions.read, interactions.read_sequences):
+        path.write_text("\n".join(["user,item,when", *lines]) + "\n")
+        whole = reader(path, how)
+        moment = whole.timeline.moment(0.5)
+        assert moment == 1_600_000_000 + 50 * 150
+        early = whole.timeline.up_to(moment)
+        assert whole.sizes == early.sizes and len(early.train) < len(whole.train)
+        for client in range(whole.clients):
+            mine, all_of_it = early.of(client), whole.of(client)
+            for name in mine.fields:
+                assert np.array_equal(mine[name], all_of_it[name][: len(mine)])
+        path.write_text("\n".join(["user,item,when", *lines[:151]]) + "\n")
+        alone = reader(path, how)  # as if nothing had come afterwards
+        assert all(np.array_equal(alone.train[n], early.train[n]) for n in early.train.fields)
+
+
+def test_a_log_without_times_has_no_timeline(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("user,item\na,x\na,y\nb,x\nb,y\n")
+    assert interactions.read(path, Interactions(item="item")).timeline is None
