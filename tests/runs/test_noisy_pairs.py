@@ -15,8 +15,8 @@ from tessera.learning.models.noisy_pairs import NoisyPairs, threshold_for
 from tessera.learning.models.pairs import TABLE
 from tessera.plan import Plan, SimulationPlan
 from tessera.plan.dp import DPPlan
+from tessera.rounds.no_noise import Figure
 from tessera.rounds.noise import noise_of
-from tessera.rounds.noise_account import Figure
 from tessera.runs.training import Training, complete
 from tessera.tasks.sequences import NEXT, sequence_task
 

@@ -26,8 +26,8 @@ from tessera.privacy.index.response import IndexPrivacy
 from tessera.report.numbers import NOT_MEASURED
 from tessera.rounds import schemes
 from tessera.rounds.events import is_charged, marked, passed_on
+from tessera.rounds.no_noise import Noise
 from tessera.rounds.noise import noise_of
-from tessera.rounds.noise_account import Noise
 from tessera.rounds.schemes import SchemeEntry
 from tessera.runs.folder import BESIDE, RunFolder
 

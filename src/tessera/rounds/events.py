@@ -8,8 +8,8 @@ from math import isfinite, nan
 from typing import Any, Final
 
 from tessera.plan import Plan
+from tessera.rounds.no_noise import Figure
 from tessera.rounds.noise import noise_of
-from tessera.rounds.noise_account import Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,8 @@ from tessera.rounds.clipped_vector import (
 if TYPE_CHECKING:
     from tessera.rounds.words import RoundResult
 
-from tessera.rounds.noise_account import AddedNoise, Figure, Noise, Values
+from tessera.rounds.no_noise import Figure, Noise, Values
+from tessera.rounds.noise_account import AddedNoise
 
 SIZES: Final = (1, 2, 4, 8)
 """Records of one person in a batch, for which the noise of a paper's algorithm is shown."""

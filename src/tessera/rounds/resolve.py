@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from tessera.plan import Plan
 from tessera.rounds import schemes
 from tessera.rounds.cohorts import CohortRule, cohorts_of
+from tessera.rounds.no_noise import Noise
 from tessera.rounds.noise import noise_of
-from tessera.rounds.noise_account import Noise
 from tessera.rounds.rows import Rows
 from tessera.rounds.sums import Sum
 

@@ -15,8 +15,8 @@ from tessera.report.figures import RunFigures
 from tessera.report.lineup import baselines
 from tessera.report.markup import Content, Markup, table, tag
 from tessera.report.numbers import epsilon, score, share
+from tessera.rounds.no_noise import Figure
 from tessera.rounds.noise import paper_notes
-from tessera.rounds.noise_account import Figure
 
 SETUP, SELECTION, ROUNDS, METRICS = "set-up sum", "popularity of rows", "rounds", "metrics"
 
