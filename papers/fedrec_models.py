@@ -14,7 +14,7 @@ differ from the authors' programs. A client fetches and sends the rows of its ow
 row's mean is over those who hold it; theirs send the whole table, and its mean is over everybody.
 And negatives are drawn once, by the client, from all that it does not have in its training part:
 theirs are drawn anew in every round, and never from what is held out, which tells the held-out item
-by its never being a negative.
+by its never being a negative (docs/results.md has what that is worth).
 """
 
 from __future__ import annotations
