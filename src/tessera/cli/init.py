@@ -332,7 +332,7 @@ def init(
     if own is not None:
         found = replace(found, recommended=own.recommended)
         if own.recommended.noisy_only:
-            scheme, dp = scheme or Scheme.TWO_SERVER.value, dp or Unit.USER.value
+            scheme, dp = scheme or schemes.UNDER_NOISE.value, dp or Unit.USER.value
             for line in wrap(NOISY, WIDTH):
                 typer.echo(line)
     if not scheme:

@@ -306,6 +306,8 @@ NARROWED: Final = replace(
 """What `two-server` is where tables are narrowed to the cohort's union."""
 WITHOUT_TABLES: Final = Scheme.SECURE_FEDAVG
 """What a plan for a model without tables has, unless it is told otherwise."""
+UNDER_NOISE: Final = Scheme.TWO_SERVER
+"""That of a plan for a model that is only trained with noise on its sums."""
 DEFAULT: Final = Scheme.SECURE_SUBMODEL
 """The scheme of a command that is given none."""
 
