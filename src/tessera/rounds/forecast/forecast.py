@@ -381,6 +381,8 @@ def by_size(
 # max_rows between two servers: up to where keys pay, and what a smaller cap would save.
 
 
+HASHED_OFTEN: Final = 1 << 22
+"""Rows of a table that is hashed for every max_rows that is tried: a larger one takes long."""
 WORTH_IT: Final = 0.9
 """A smaller max_rows is proposed if it takes at most this share of the bytes."""
 
@@ -396,6 +398,8 @@ def break_even(plan: Plan, cost: WriteCost, words: int) -> int:
     """The largest max_rows for which keys are fewer bytes than plain shares; 0 if none is."""
     if cost.keys is None:
         return 0
+    if cost.rows > HASHED_OFTEN:  # in proportion: keys are as long as there are bins
+        return min(cost.rows, plan.union.max_rows * cost.shares // cost.keys)
     return bisect_left(
         range(1, cost.rows),
         True,
