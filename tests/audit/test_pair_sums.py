@@ -68,7 +68,7 @@ def findings(tmp_path, scheme: str, **more):
     task = sequence_task(data, title="orders", recommended=NEXT, model="pairs", **options)
     simulation = SimulationPlan(rounds=1, crypto="every")
     plan = Plan(scheme=scheme, cohort=USERS, simulation=simulation, **more)
-    simulate(task, plan, out=tmp_path / "run", record_views=True)
+    simulate(task, plan, out=tmp_path / "run", record_views=True, insecure_test_entropy="pairs")
     found = audited(tmp_path / "run").findings
     return {one.name.rpartition(", ")[2]: one for one in found if one.name.startswith(FOLLOWED)}
 
