@@ -52,7 +52,7 @@ _SUMMED: Final = Recommended(
 )
 UNION, OWN = "union", "own"
 CANDIDATES: Final = (UNION, OWN)
-SMALL_CATALOGUE: Final = 2_000
+SMALL_CATALOGUE: Final = 3_000
 """Items, from which on 30 negatives of each member of a group are enough beside its union."""
 MOST_TOGETHER: Final = 1_000
 """Clients in a round of sums; of more, each is in one of several rounds."""
@@ -79,7 +79,7 @@ def sequence_task(
 
     Of "next": `negatives` are drawn from counts to the `power` (0: evenly). In fixed groups
     `candidates` are the rows of the union, with `union_negatives` of each member (0: 30, or 60 of
-    less than 2,000 items), or a client's "own" negatives alone, as outside of groups. Of "pairs":
+    less than 3,000 items), or a client's "own" negatives alone, as outside of groups. Of "pairs":
     `tau`, `penalty` and `min_holders` as in `learning/models/pairs.py` where their sums may be
     exact; else they have noise per user (`learning/models/noisy_pairs.py`). "next+pairs" trains the
     one and sums up the other, and mixes their scores (`runs/standing.py`). Data without times are a
@@ -312,7 +312,7 @@ _EXPLAINED: Final[Mapping[str, str]] = {
     "candidates": 'In fixed groups: "union" (all rows of the group\'s union, and some negatives of '
     'each member) or "own" (a client\'s own negatives alone, as elsewhere).',
     "union_negatives": "Of each member of a fixed group beside its union; 0: 30, or 60 of less "
-    "than 2,000 items. With power = 0.0 candidates are own negatives.",
+    "than 3,000 items. With power = 0.0 candidates are own negatives.",
     "power": "Negatives are drawn from how often items occur, to this power; 0: evenly.",
     "tau": "Of pairs: places after which an item counts a third.",
     "penalty": "Of pairs: what is added to the diagonal before the solve.",
