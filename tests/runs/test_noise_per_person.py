@@ -14,10 +14,10 @@ from tessera.data.ratings import Attributes, RatingData
 from tessera.data.subjects import at_clients, held_by
 from tessera.errors import ConfigError
 from tessera.learning.training.settings import LocalTraining
-from tessera.plan import DPPlan, Plan, SimulationPlan, TaskPlan
+from tessera.plan import DPPlan, GroupsPlan, Plan, SimulationPlan, TaskPlan
 from tessera.runs.folder import RunFolder
 from tessera.runs.training import Training, complete
-from tessera.tasks import Task, rating_task
+from tessera.tasks import Task, load, rating_task
 from tessera.tasks.known import FACTORISED
 from tests.learning.test_masked import ratings
 
@@ -124,3 +124,20 @@ def test_one_person_per_client_is_free_to_keep_a_mask() -> None:
     with Training(whole, complete(plan, whole)) as run:
         list(run.run(1))
     assert run.task.data.train.fields.get(SUBJECT) is None
+
+
+def test_members_of_fixed_groups_are_charged_by_epochs_until_their_budget_is_spent(
+    tmp_path: Path,
+) -> None:
+    """Epochs of a group have numbers of their own, which are not those of rounds."""
+    plan = Plan(
+        scheme="secure-submodel",
+        cohort=10,
+        groups=GroupsPlan(size=5, small=True),
+        dp=DPPlan(unit="user", trust="local", noise=2.0, clip=1.0, epsilon=4.0),
+        simulation=SimulationPlan(crypto="none", min_examples=1),
+    )
+    simulate(load("taobao-like", users=20, items=100), plan, 9, out=tmp_path / "run")
+    spent = [line["noise_epsilon"] for line in RunFolder.load(tmp_path / "run").rounds()]
+    assert 0.0 < spent[0] < spent[-1] <= 4.0
+    assert len(spent) < 9, "training ends where one more round would pass the budget"

@@ -413,8 +413,8 @@ class Training:
         noise, cohorts = noise_of(self.plan), self.federation.cohorts
 
         def short(round_id: RoundId) -> bool:
-            ledgers = (self.clients[c].local.ledger for c in self.federation.possible(round_id))
-            return any(not noise.affords(ledger, round_id) for ledger in ledgers)
+            possible = self.federation.possible(round_id).items()
+            return any(not noise.affords(self.clients[c].local.ledger, at) for c, at in possible)
 
         return noise.refusal(lambda: cohorts.rule.spent(round_id, noise.lasts, short))
 

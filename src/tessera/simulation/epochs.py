@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -395,8 +395,9 @@ class EpochFederation(Federation):
         """What the training of a member draws from, in the epoch that is open to it."""
         return coins_of(self._visit(client, round_id).coins)
 
-    def possible(self, round_id: RoundId) -> Collection[ClientId]:
-        return self.epochs.invited(round_id)
+    def possible(self, round_id: RoundId) -> Mapping[ClientId, RoundId]:
+        group_of = self.epochs.group_of
+        return {c: RoundId(group_of(c).next_epoch) for c in self.epochs.invited(round_id)}
 
     def admit(self, newcomers: Mapping[ClientId, Participant]) -> None:
         before = len(self.cohorts.groups)

@@ -193,9 +193,9 @@ class Federation:
         """What the training of a client in this round draws from."""
         return simulated_coins(self._entropy, self.plan, round_id, client)
 
-    def possible(self, round_id: RoundId) -> Collection[ClientId]:
-        """Who may be in a round."""
-        return self.cohorts.sample(round_id)
+    def possible(self, round_id: RoundId) -> Mapping[ClientId, RoundId]:
+        """Who may be in a round, and under which number each is charged for it."""
+        return dict.fromkeys(self.cohorts.sample(round_id), round_id)
 
     def at_rest(self) -> bytes:
         """What a checkpoint has beside the model; secret."""

@@ -183,6 +183,11 @@ class GroupEpochs:
         return EpochKind.UNION if self._needs_union else EpochKind.UPDATE
 
     @property
+    def next_epoch(self) -> int:
+        """Number of the epoch that is open, or will be."""
+        return len(self.at.history) + 1
+
+    @property
     def _needs_union(self) -> bool:
         return self._rows.union and self.at.union is None
 
