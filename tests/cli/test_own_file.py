@@ -134,6 +134,21 @@ def test_a_file_without_times_becomes_pairs_and_says_what_they_show(tmp_path, ca
     assert "no times, and what comes next has an order" in err and "hint: " in err
 
 
+def test_titles_come_from_a_second_file_about_items(tmp_path, capsys):
+    written(tmp_path)
+    lines = [f"SKU-{k},Thing {k},shelf {k % 4}" for k in range(90)]
+    (tmp_path / "items.csv").write_text("\n".join(["sku,title,department", *lines]) + "\n")
+    assert cli.main(["init", "purchases.csv", "--items", "items.csv"]) == 0
+    said = capsys.readouterr().out
+    assert "item_features = items.csv, title = title, attributes = department" in said
+    assert cli.main(["run", "plan.toml", "--rounds", "1", "--out", "run"]) == 0
+    assert "Thing " in (tmp_path / "run" / "report.html").read_text()
+    capsys.readouterr()
+    assert cli.main(["recommend", "run", "--user", "C007", "--json"]) == 0
+    for item in json.loads(capsys.readouterr().out)["recommended"]:
+        assert item["title"] == item["id"].replace("SKU-", "Thing ")
+
+
 def test_times_that_nobody_can_read_are_said_and_not_dropped_in_silence(tmp_path, capsys):
     path = tmp_path / "own.csv"
     lines = [f"u{k % 9},i{k * k % 41},{k % 27 + 1} March 24" for k in range(200)]

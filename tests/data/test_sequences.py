@@ -153,3 +153,71 @@ def test_files_that_say_nothing_of_what_came_next_are_refused(tmp_path, settings
     with pytest.raises(ConfigError, match=match) as caught:
         own(tmp_path, **settings)
     assert caught.value.hint
+
+
+# --- about items ----------------------------------------------------------------------------------
+
+ITEMS = "what,name,shelf\ntea,Green tea,drinks\nmilk,Milk,drinks\njam,Plum jam,sweets\n"
+
+
+def described(tmp_path, items: str = ITEMS, **settings):
+    (tmp_path / "items.csv").write_text(items)
+    about = {"item_features": tmp_path / "items.csv", "title": "name", "attributes": ["shelf"]}
+    return own(tmp_path, **{**about, **settings})
+
+
+def test_titles_and_attributes_of_items_come_from_a_second_file(tmp_path):
+    data = described(tmp_path)
+    row = data.names_of("item").row
+    assert [data.title_of(row(one)) for one in ("tea", "jam")] == ["Green tea", "Plum jam"]
+    shelf = data.attributes["shelf"]
+    assert shelf.shape == (3, 2) and shelf.sum(axis=1).tolist() == [1.0, 1.0, 1.0]
+    assert shelf[row("tea")].tolist() == shelf[row("milk")].tolist() != shelf[row("jam")].tolist()
+    short = described(tmp_path, "what,name,shelf\ntea,Green tea,\njam,Jam,sweets\n")
+    assert short.title_of(row("milk")) == "milk" and not short.attributes["shelf"][row("tea")].any()
+    assert short.facts["items without shelf"] == 2
+
+
+def test_titles_may_be_a_column_of_the_file_itself(tmp_path):
+    data = own(tmp_path, title="stars", attributes=["stars"])
+    assert data.title_of(data.names_of("item").row("tea")) == "5"  # of its lines the first counts
+    assert data.attributes["stars"].shape[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        ("tea,Black tea,drinks\n", "line 5: item 'tea' a second time"),
+        ("gin,Gin,drinks\n", "line 5: item 'gin' that nobody has"),
+        (",Nothing,drinks\n", "line 5: no 'what'"),
+    ],
+)
+def test_items_that_nobody_has_and_items_twice_are_refused(tmp_path, more, match):
+    with pytest.raises(ConfigError, match=match) as caught:
+        described(tmp_path, ITEMS + more)
+    assert caught.value.hint
+    data = described(tmp_path, ITEMS + more, on_bad="skip")
+    assert data.title_of(data.names_of("item").row("tea")) == "Green tea"
+    assert data.facts["item_features: bad lines, left out"] == 1
+
+
+def test_an_attribute_of_too_many_classes_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("tessera.data.interactions.MOST_CLASSES", 1)
+    with pytest.raises(ConfigError, match="'shelf' has 2 classes"):
+        described(tmp_path)
+
+
+def test_a_task_of_a_file_takes_a_second_one_about_its_items(tmp_path):
+    described(tmp_path)
+    named = {"path": "own.csv", "item_features": "items.csv"}
+    task = tasks.load(
+        "sequences",
+        **{key: str(tmp_path / name) for key, name in named.items()},
+        user="who",
+        item="what",
+        time="when",
+        title="name",
+        attributes="shelf",
+        negatives=2,
+    )
+    assert "Plum jam" in task.data.titles and list(task.data.attributes) == ["shelf"]

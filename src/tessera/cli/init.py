@@ -168,6 +168,9 @@ class OwnFile:
         task = known.kind.make(data, title="", recommended=good, **model)
         shown = ["user", "item", "time", *(["label"] if options["label"] else [])]
         lines = [*_said(path, found, shown, data), *wrap(why, WIDTH)]
+        if also:
+            told = ", ".join(f"{name} = {one}" for name, one in also.items() if one)
+            lines.append(f"about items: {told}")
         if exact:
             lines += wrap(EXACT.format(alone=task.data.facts["pairs with one holder"]), WIDTH)
         return cls(
@@ -292,6 +295,10 @@ def init(
         str, typer.Option(help="How its times are written, as for strptime.", show_default=False)
     ] = "",
     label: Annotated[str, typer.Option(help="Its column of labels.")] = "",
+    items: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="A second file, about its items: titles and categories."),
+    ] = "",
     model: Annotated[
         str,
         typer.Option(
@@ -303,6 +310,7 @@ def init(
 ) -> None:
     """Write a commented plan for TASK to plan.toml, or to --out."""
     from tessera import tasks
+    from tessera.data.guess import guess_items
     from tessera.tasks.sequences import sequence_task
 
     if not task:
@@ -322,7 +330,8 @@ def init(
         given = {"user": user, "item": item, "time": time, "label": label}
         # Exact sums of pairs let a history be followed: without a word about it they have noise.
         exact = bool(scheme) and not dp
-        own = OwnFile.of(Path(task), {**given, "time_format": time_format}, model, {}, exact)
+        about = guess_items(items) if items else {}
+        own = OwnFile.of(Path(task), {**given, "time_format": time_format}, model, about, exact)
         for line in own.lines:
             typer.echo(line)
         task = own.task

@@ -92,6 +92,17 @@ def guess(source: Path | str, given: Mapping[str, str] | None = None) -> Guess:
     return Guess(**chosen, time_format=form, threshold=threshold, doubt=doubt)
 
 
+def guess_items(source: Path | str) -> dict[str, str]:
+    """Of a file about items: which of its columns are titles, and which few classes."""
+    names = columns.names_of(source)
+    title = _named(names, ("title", "name", "label", "description")) or ""
+    classes = [name for name in names if name != title and _named([name], CLASSES)]
+    return {"item_features": str(source), "title": title, "attributes": ",".join(classes)}
+
+
+CLASSES: Final = (*NAMES["category"], "kind", "type", "year", "group", "section")
+
+
 def _named(names: Sequence[str], words: Sequence[str]) -> str | None:
     """The first column with the surest word in its name: customer_id has "customer"."""
     parts = {

@@ -64,6 +64,15 @@ class RowNames:
             return np.arange(len(self.names), dtype=np.int64)
         return np.unique(self.rows)
 
+    @property
+    def rows_of(self) -> list[int]:
+        """The row of each name."""
+        return list(range(len(self.names))) if self.rows is None else list(self.rows.tolist())
+
+    def all_by_row(self, size: int) -> list[str]:
+        """The name of each of so many rows, "" where there is none."""
+        return [self._name_of.get(row, "") for row in range(size)]
+
     def row(self, name: object, *, what: str = "id") -> int:
         """The row of a name; a number stands for its digits."""
         found = self._row_of.get(str(name))

@@ -417,6 +417,11 @@ _INTERACTIONS: Final[Mapping[str, str]] = {
     "features": "Further columns for a model of one's own, with commas between; empty: none.",
     "separator": "Between the fields of a CSV; empty: found by looking.",
     "encoding": 'Of a CSV, such as "utf-8"; empty: found by looking.',
+    "item_features": "A second file, about items: each once, in a column of the same name; empty: "
+    "none, and title and attributes are columns of the first.",
+    "title": "The column of what people call an item; empty: none.",
+    "attributes": "Columns of public attributes of items (a category), with commas between; of "
+    "pairs with noise.",
     "on_bad": 'Lines that cannot be read: "stop" there, or "skip" and count them.',
 }
 

@@ -269,8 +269,10 @@ def _own_sequences(
     separator: str = "",
     encoding: str = "",
     on_bad: str = "stop",
-    part: str = TEST,
     item_features: str = "",
+    title: str = "",
+    attributes: str = "",
+    part: str = TEST,
 ) -> SequenceData:
     if not path:
         raise ConfigError("task 'sequences' has no path", hint='such as path = "purchases.csv"')
@@ -289,9 +291,12 @@ def _own_sequences(
         separator=separator or None,
         encoding=encoding or None,
         on_bad=on_bad,
+        item_features=item_features or None,
+        title=title or None,
+        attributes=[name for one in attributes.split(",") if (name := one.strip())],
     )
     data = interactions.read_sequences(path, how, part=part)
-    if not item_features:
+    if not item_features or title or attributes:  # with these, columns are named
         return data
     names, items = data.names_of("item"), data.sizes["item"]
     found = features.item_features(item_features, names, items=items, column=item)
