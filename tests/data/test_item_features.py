@@ -6,7 +6,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from tessera import tasks
-from tessera.data.item_features import item_features
+from tessera.data import item_features
 from tessera.data.row_names import RowNames
 from tessera.errors import ConfigError
 
@@ -16,7 +16,7 @@ NAMES = RowNames(["a", "b", "c"])
 def read(tmp_path, text: str):
     path = tmp_path / "items.csv"
     path.write_text(text)
-    return item_features(path, NAMES, items=3, column="sku")
+    return item_features.of_file(path, NAMES, items=3, item="sku").attributes
 
 
 def test_words_are_classes_and_several_count_a_part_each(tmp_path):
@@ -29,13 +29,14 @@ def test_words_are_classes_and_several_count_a_part_each(tmp_path):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("sku,kind\na,x\nz,y\n", "1 items that the data does not have, such as 'z'"),
-        ("sku,kind\na,x\na,y\n", "item 'a' is there twice"),
+        ("sku,kind\na,x\nz,y\n", "line 3: item 'z' that nobody has"),
+        ("sku,kind\na,x\na,y\n", "line 3: item 'a' a second time"),
+        ("thing,kind\na,x\n", "sku"),
         ("sku\na\n", "no attributes"),
-        ("sku,kind\n", "no attributes"),
-        ("", "it is empty"),
-        ("sku,kind\na\n", "line 2 has another number of columns"),
-        ("sku,kind\na," + "|".join(map(str, range(65))) + "\n", "65 classes of 'kind'"),
+        ("sku,kind\n", "no line below"),
+        ("", "empty"),
+        ("sku,kind\na\n", "line 2"),
+        ("sku,kind\na," + "|".join(map(str, range(65))) + "\n", "'kind' has 65 classes"),
     ],
 )
 def test_what_is_not_one_line_for_each_item_is_refused(tmp_path, text, match):
@@ -45,8 +46,8 @@ def test_what_is_not_one_line_for_each_item_is_refused(tmp_path, text, match):
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read"):
-        item_features(tmp_path / "none.csv", NAMES, items=3, column="sku")
+    with pytest.raises(ConfigError, match=r"none\.csv"):
+        item_features.of_file(tmp_path / "none.csv", NAMES, items=3, item="sku")
 
 
 def test_pairs_with_noise_count_by_them(tmp_path):

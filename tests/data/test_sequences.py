@@ -202,7 +202,7 @@ def test_items_that_nobody_has_and_items_twice_are_refused(tmp_path, more, match
 
 
 def test_an_attribute_of_too_many_classes_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("tessera.data.interactions.MOST_CLASSES", 1)
+    monkeypatch.setattr("tessera.data.item_features.MOST_CLASSES", 1)
     with pytest.raises(ConfigError, match="'shelf' has 2 classes"):
         described(tmp_path)
 

@@ -229,7 +229,8 @@ def read(
             ) from broken
     if not len(table) and not odd:
         raise ConfigError(
-            f"{path}: {'empty' if dialect.names else 'a header and no line below it'}"
+            f"{path}: {'empty' if dialect.names else 'a header and no line below it'}",
+            hint="is the file complete?",
         )
     return Delimited(table.rename_columns(list(dict.fromkeys(wanted))), dialect, tuple(odd))
 

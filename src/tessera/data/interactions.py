@@ -33,12 +33,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.prg import Label
-from tessera.data import columns, published, values
+from tessera.data import columns, item_features, published, values
 from tessera.data.clicks import Ints, Log, check, click_data, with_negatives
 from tessera.data.columns import SKIP, STOP, BadLines, Columns, Mask
 from tessera.data.examples import NONE, ClientData, Timeline
+from tessera.data.item_features import ItemFeatures
 from tessera.data.row_names import RowNames
-from tessera.data.sequences import TIES, SequenceData, Sequences, one_of, sequence_data
+from tessera.data.sequences import TIES, SequenceData, Sequences, sequence_data
 from tessera.data.split import TEST
 from tessera.data.subjects import held_by
 from tessera.data.values import Encoded, encoded
@@ -65,8 +66,7 @@ class Interactions:
     columns, which reach the batch under their names: numbers as they are, text as ids.
 
     Of sequences, `title` and `attributes` name columns that say something about items, and are
-    public: of a second file, `item_features`, whose column of items has the same name and each item
-    once, or of this one, where an item's first line counts.
+    public: of a second file, `item_features`, or of this one (`data/item_features.py`).
     """
 
     item: str
@@ -326,7 +326,7 @@ def read_sequences(
     kept = (rows >= 0) & found.clicked & found.up_to(until)
     if not kept.any():
         raise ConfigError(f"{found.table.where}: no line of it counts", hint="label, threshold?")
-    titles, attributes, told = _described(found, rows, items, names, how)
+    described = _described(found, rows, items, names, how)
     users = found.who.texts()
     when = None if found.when is None else found.when[kept]
     who, what = found.who.codes[kept], rows[kept]
@@ -339,8 +339,8 @@ def read_sequences(
         part=part,
         ordered=when is not None,
         ids={"item": names, "user": RowNames(users)},
-        titles=titles,
-        attributes=attributes,
+        titles=described.titles,
+        attributes=described.attributes,
         facts={
             "source": name,
             **({} if dialect is None else {"read as": str(dialect)}),
@@ -349,7 +349,7 @@ def read_sequences(
             **({} if when is None else {TIES: _ties(who, when)}),
             **found.facts,
             **about,
-            **told,
+            **described.facts,
         },
     )
     return replace(
@@ -359,65 +359,18 @@ def read_sequences(
     )
 
 
-MOST_CLASSES: Final = 200
-"""Of an attribute: transitions between its classes are counted."""
-
-
 def _described(
     found: _Lines, rows: Ints, items: int, names: RowNames, how: Interactions
-) -> tuple[list[str], dict[str, npt.NDArray[np.float64]], dict[str, Any]]:
-    """Titles and attributes of items, by row, and what is worth saying about them."""
-    wanted = [*([how.title] if how.title else []), *how.attributes]
-    if not wanted:
-        return [], {}, {}
-    if how.item_features is None:
-        table, row = found.table, np.full(len(found.table), NONE, np.int64)
-        row[found.good] = rows
-        facts: dict[str, Any] = {}
-    else:
-        table = columns.read(how.item_features, [how.item, *wanted])
-        bad, ids = BadLines(table), encoded(table, how.item)
-        texts = ids.texts()
-        known = dict(zip(names.names, names.rows_of, strict=True))
-        place = np.array([*(known.get(one, NONE) for one in texts), NONE], np.int64)
-        row = place[ids.codes]
-        first = np.zeros(len(row), np.bool_)
-        first[np.unique(ids.codes, return_index=True)[1]] = True
-        bad.add(
-            ids.codes < 0, partial(values.missing, table, how.item), hint="every line has an item"
+) -> ItemFeatures:
+    """Titles and attributes of items, by the second file or by this one."""
+    named: dict[str, Any] = {"items": items, "title": how.title, "attributes": how.attributes}
+    if how.item_features is not None:
+        return item_features.of_file(
+            how.item_features, names, item=how.item, on_bad=how.on_bad, **named
         )
-        bad.add(
-            ~first,
-            lambda at: f"item {values.quoted(table, how.item, at)} a second time",
-            hint="each item once in item_features",
-        )
-        bad.add(
-            row < 0,
-            lambda at: f"item {values.quoted(table, how.item, at)} that nobody has",
-            hint="dictionary names all items that there are; or is the id written otherwise?",
-        )
-        facts = {f"item_features: {name}": one for name, one in bad.settle(how.on_bad).items()}
-        row = np.where(bad.good, row, NONE)
-    there = np.flatnonzero(row >= 0)[::-1]  # of several lines the first counts
-    titles: list[str] = []
-    if how.title:
-        coded = encoded(table, how.title)
-        titles, said = names.all_by_row(items), [*coded.texts(), ""]
-        for at in there.tolist():
-            titles[row[at]] = said[coded.codes[at]] or titles[row[at]]
-    attributes = {}
-    for name in how.attributes:
-        coded = encoded(table, name)
-        if len(coded.names) > MOST_CLASSES:
-            raise ConfigError(
-                f"{table.where}: the attribute {name!r} has {len(coded.names):,} classes",
-                hint=f"at most {MOST_CLASSES}: a category, a decade, a range of prices",
-            )
-        classes = np.full(items, NONE, np.int64)
-        classes[row[there]] = coded.codes[there]
-        attributes[name] = one_of(classes)
-        facts[f"items without {name}"] = int(np.count_nonzero(classes[names.filled] < 0))
-    return titles, attributes, facts
+    row = np.full(len(found.table), NONE, np.int64)
+    row[found.good] = rows
+    return item_features.of_lines(found.table, row, names, **named)
 
 
 def _ties(user: Ints, time: npt.NDArray[Any]) -> int:

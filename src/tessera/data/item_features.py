@@ -1,20 +1,29 @@
-"""Public attributes of items, from a second file: a line for each item, a column for each of them.
+"""What is known and public about items: titles, and attributes by whose transitions pairs with
+noise are counted, too.
 
-The first column, or the one that is called as the items of the data are, has the item; every other
-one is an attribute, whose words are its classes. A cell may have several, with | between them: each
-counts a part.
+Both are columns of a second file, `item_features`, with each item once in a column that is called
+as in the first, or of the first, where an item's first line counts. Of a second file without named
+columns every other one is an attribute. Words are classes; a cell may have several, with | between
+them, and each counts a part.
 """
 
 from __future__ import annotations
 
-import csv
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from tessera.data import columns, values
+from tessera.data.clicks import Ints
+from tessera.data.columns import BadLines, Columns
+from tessera.data.examples import NONE
 from tessera.data.row_names import RowNames
+from tessera.data.values import encoded
 from tessera.errors import ConfigError
 
 MOST_CLASSES: Final = 64
@@ -22,68 +31,103 @@ MOST_CLASSES: Final = 64
 ALSO: Final = "|"
 
 
-def item_features(
-    path: Path | str, names: RowNames, *, items: int, column: str
-) -> dict[str, npt.NDArray[np.float64]]:
-    """Of each attribute (items, classes); rows of items without a line are zeros."""
-    lines = _read(Path(path))
-    head, body = lines[0], lines[1:]
-    at = head.index(column) if column in head else 0
-    others = [k for k in range(len(head)) if k != at]
-    if not others or not body:
+@dataclass(frozen=True, slots=True)
+class ItemFeatures:
+    """By row: titles, of each attribute (items, classes), and what is worth saying about them."""
+
+    titles: list[str] = field(default_factory=list)
+    attributes: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def of_file(
+    path: Path | str,
+    names: RowNames,
+    *,
+    items: int,
+    item: str,
+    title: str | None = None,
+    attributes: Sequence[str] = (),
+    on_bad: str = columns.STOP,
+) -> ItemFeatures:
+    """Of a second file; items that nobody has, and items twice, are bad lines."""
+    if not title and not attributes:
+        attributes = [name for name in columns.names_of(path) if name != item]
+    table = columns.read(path, [item, *([title] if title else []), *attributes])
+    if not title and not attributes:
         raise ConfigError(
             f"{path}: no attributes of items in it",
-            hint=f"a header, then a line for each item: {column or 'item'},category",
+            hint=f"a header, then a line for each item: {item},category",
         )
-    rows = _rows(path, [line[at] for line in body], names)
-    found = {}
-    for k in others:
-        cells = [[w for word in line[k].split(ALSO) if (w := word.strip())] for line in body]
-        words = sorted({word for cell in cells for word in cell})
-        if len(words) > MOST_CLASSES:
-            raise ConfigError(
-                f"{path}: {len(words):,} classes of {head[k]!r}; {MOST_CLASSES} are the most, as "
-                "each pair of them is counted",
-                hint="wider classes, such as the decade in place of the year",
-            )
-        classes = np.zeros((items, len(words)))
-        number = {word: place for place, word in enumerate(words)}
-        for row, cell in zip(rows, cells, strict=True):
-            for word in cell:
-                classes[row, number[word]] += 1.0 / len(cell)
-        found[head[k]] = classes
+    bad, ids = BadLines(table), encoded(table, item)
+    known = dict(zip(names.names, names.rows_of, strict=True))
+    place = np.array([*(known.get(one, NONE) for one in ids.texts()), NONE], np.int64)
+    first = np.zeros(len(table), np.bool_)
+    first[np.unique(ids.codes, return_index=True)[1]] = True
+    bad.add(ids.codes < 0, partial(values.missing, table, item), hint="every line has an item")
+    bad.add(
+        ~first,
+        lambda at: f"item {values.quoted(table, item, at)} a second time",
+        hint="each item once in item_features",
+    )
+    bad.add(
+        place[ids.codes] < 0,
+        lambda at: f"item {values.quoted(table, item, at)} that nobody has",
+        hint="dictionary names all items that there are; or is the id written otherwise?",
+    )
+    facts = {f"item_features: {name}": one for name, one in bad.settle(on_bad).items()}
+    found = of_lines(
+        table,
+        np.where(bad.good, place[ids.codes], NONE),
+        names,
+        items=items,
+        title=title,
+        attributes=attributes,
+    )
+    return ItemFeatures(found.titles, found.attributes, {**facts, **found.facts})
+
+
+def of_lines(
+    table: Columns,
+    row: Ints,
+    names: RowNames,
+    *,
+    items: int,
+    title: str | None = None,
+    attributes: Sequence[str] = (),
+) -> ItemFeatures:
+    """Of lines about the item of a row each (-1: none); of several the first counts."""
+    there = np.flatnonzero(row >= 0)
+    there = there[np.sort(np.unique(row[there], return_index=True)[1])]
+    found = ItemFeatures()
+    if title:
+        coded = encoded(table, title)
+        found.titles.extend(names.all_by_row(items))
+        said = [*coded.texts(), ""]
+        for at in there.tolist():
+            found.titles[row[at]] = said[coded.codes[at]] or found.titles[row[at]]
+    for name in attributes:
+        coded = encoded(table, name)
+        classes = _classes(coded.texts(), f"{table.where}: the attribute {name!r}")
+        found.attributes[name] = np.zeros((items, classes.shape[1]))
+        found.attributes[name][row[there]] = classes[coded.codes[there]]
+        bare = ~found.attributes[name][names.filled].any(axis=1)
+        found.facts[f"items without {name}"] = int(np.count_nonzero(bare))
     return found
 
 
-def _read(path: Path) -> list[list[str]]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = [line for line in csv.reader(file) if any(line)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+def _classes(cells: Sequence[str], what: str) -> npt.NDArray[np.float64]:
+    """Of each cell the share of each class, and a last line of zeros for a cell that is empty."""
+    words = [[w for word in cell.split(ALSO) if (w := word.strip())] for cell in cells]
+    number = {word: k for k, word in enumerate(sorted({w for cell in words for w in cell}))}
+    if len(number) > MOST_CLASSES:
         raise ConfigError(
-            f"{path}: attributes of items cannot be read: {error}",
-            hint="item_features is a CSV in UTF-8",
-        ) from error
-    wrong = [at for at, line in enumerate(lines, 1) if len(line) != len(lines[0])]
-    if not lines or wrong:
-        where = f"line {wrong[0]} has another number of columns" if wrong else "it is empty"
-        raise ConfigError(f"{path}: {where}", hint="as many cells in each line as in the header")
-    return lines
-
-
-def _rows(path: Path | str, given: list[str], names: RowNames) -> list[int]:
-    """The row of each line's item."""
-    row_of = {str(name): names.row(name) for name in names.names}
-    unknown = [item for item in given if item not in row_of]
-    if unknown:
-        raise ConfigError(
-            f"{path}: attributes of {len(unknown):,} items that the data does not have, such as "
-            f"{unknown[0]!r}",
-            hint="leave their lines out, or name them in a public list: [task] dictionary = FILE",
+            f"{what} has {len(number):,} classes; {MOST_CLASSES} are the most, as each pair of "
+            "them is counted",
+            hint="a category, a decade, a range of prices; attributes = COLUMN,COLUMN names others",
         )
-    seen: set[str] = set()
-    for item in given:
-        if item in seen:
-            raise ConfigError(f"{path}: item {item!r} is there twice", hint="one line for each")
-        seen.add(item)
-    return [row_of[item] for item in given]
+    found = np.zeros((len(cells) + 1, len(number)))
+    for at, cell in enumerate(words):
+        for word in cell:
+            found[at, number[word]] += 1.0 / len(cell)
+    return found

@@ -420,8 +420,9 @@ _INTERACTIONS: Final[Mapping[str, str]] = {
     "item_features": "A second file, about items: each once, in a column of the same name; empty: "
     "none, and title and attributes are columns of the first.",
     "title": "The column of what people call an item; empty: none.",
-    "attributes": "Columns of public attributes of items (a category), with commas between; of "
-    "pairs with noise.",
+    "attributes": "Columns of public attributes of items, for pairs with [dp], with commas "
+    "between; empty: none, or without a title all of item_features. A cell may have several "
+    "classes, with | between.",
     "on_bad": 'Lines that cannot be read: "stop" there, or "skip" and count them.',
 }
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from tessera.data import interactions
-from tessera.data import item_features as features
 from tessera.data.alimama import alimama
 from tessera.data.amazon import amazon, sequences_amazon
 from tessera.data.examples import ClientData
@@ -295,12 +294,7 @@ def _own_sequences(
         title=title or None,
         attributes=[name for one in attributes.split(",") if (name := one.strip())],
     )
-    data = interactions.read_sequences(path, how, part=part)
-    if not item_features or title or attributes:  # with these, columns are named
-        return data
-    names, items = data.names_of("item"), data.sizes["item"]
-    found = features.item_features(item_features, names, items=items, column=item)
-    return replace(data, attributes=found)
+    return interactions.read_sequences(path, how, part=part)
 
 
 def from_frame(

@@ -318,7 +318,6 @@ _EXPLAINED: Final[Mapping[str, str]] = {
     "penalty": "Of pairs: what is added to the diagonal before the solve.",
     "min_holders": "Of pairs: clients that hold a pair that is published, at least.",
     "any_order": "Of next without times: whether items may be taken in the order they come in.",
-    "item_features": "A CSV of public attributes of items, for pairs with [dp]; | between several.",
     "exact_pairs": "Of pairs: whether the server may have their exact sums; else they take [dp].",
 }
 
