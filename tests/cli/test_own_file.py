@@ -102,6 +102,8 @@ def test_a_file_with_times_becomes_next_and_its_run_ranks_the_catalogue(tmp_path
     said = capsys.readouterr().out
     for name in ("NDCG@10", "recall@10", "most frequent", "successors, windowed", "EASE"):
         assert name in said
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "on the validation part" in page and "on the test part" not in page
     assert cli.main(["recommend", "run", "--user", "C007"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "SKU-" in said and "a score by which items are ordered" in said

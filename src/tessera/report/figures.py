@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from tessera.data.split import TEST
 from tessera.plan import Plan
 from tessera.privacy.dp.guarantee import json_number
 from tessera.privacy.index.exposure import epsilon_longitudinal, epsilon_per_round
@@ -204,7 +205,8 @@ class RunFigures:
         """Which examples the metric is about."""
         if self.run.fact("metrics") == "federated":
             return "held-out examples of each round's own clients"
-        return "the test part"
+        part = self.plan.task.options.get("part", TEST)
+        return f"the {part} part"
 
     @property
     def naming_bound(self) -> float:
