@@ -81,8 +81,6 @@ class PublicKnowledge:
 
 def of_run(plan: Plan) -> PublicKnowledge | None:
     """Of a run's task; None if it has none, or its data are not at hand."""
-    if not plan.task.name:
-        return None
     try:
         task = tasks.load(plan.task.name, **plan.task.options)
     except ConfigError:

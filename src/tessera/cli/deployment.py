@@ -127,10 +127,7 @@ def keys(
             typer.echo(line)
         return
     count = packed.clients if clients is None else clients
-    if count < packed.plan.cohort:
-        raise ConfigError(
-            f"--clients {count}: a cohort has {packed.plan.cohort}", hint="make keys for more"
-        )
+    packed.plan.check_population(count, hint="make keys for more: --clients")
     entropy = entropy_of(insecure_test_entropy, hosts[0])
     size = packed.plan.group_size if packed.plan.grouped else 0
     if count < LEAST_GROUPS * size and not packed.plan.groups.small:

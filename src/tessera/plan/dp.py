@@ -20,9 +20,10 @@ import numpy.typing as npt
 from tessera.errors import ConfigError
 from tessera.learning.training.settings import LocalTraining
 from tessera.privacy.dp.accounting import check_delta
+from tessera.privacy.dp.events import THE_SETUP_SUM
 from tessera.privacy.dp.guarantee import Trust, Unit
 from tessera.privacy.dp.mechanism import check_noise, check_rate
-from tessera.privacy.dp.noise_setting import Drawn
+from tessera.privacy.dp.noise_setting import Coins, Drawn
 from tessera.privacy.dp.subjects import Printed
 
 SETUP_SHARE: Final = 0.05
@@ -427,6 +428,23 @@ class DPPlan:
         if self.unit is Unit.INDEX:
             return self.trust is Trust.LOCAL
         return self.unit is not Unit.USER and not self.in_the_sum
+
+    @property
+    def coins(self) -> tuple[float, Coins]:
+        """How likely it is that a unit is in what noise is added to, and whose coins draw it."""
+        if self.participation:
+            return self.participation, Coins.LEADER
+        return self.sampling, Coins.CLIENT if self.by_batches else Coins.PUBLIC
+
+    @property
+    def multiplier(self) -> float:
+        """Deviation of the noise that counts, over the clip; 1 where it is not known yet."""
+        return self.noise or 1.0
+
+    @property
+    def opened_by_setup(self) -> tuple[str, ...]:
+        """What a set-up sum of the task opens without noise."""
+        return () if self.setup else (THE_SETUP_SUM,)
 
     @property
     def by_examples(self) -> bool:

@@ -264,6 +264,11 @@ class Plan:
         """The most that a round is held with: the cohort, or what coins may make of it."""
         return most_drawn(self.cohort) if self.drawn_in_secret else self.cohort
 
+    def check_population(self, clients: int, *, hint: str) -> None:
+        """Refuse fewer clients than a cohort has."""
+        if clients < self.cohort:
+            raise ConfigError(f"{clients} clients for a cohort of {self.cohort}", hint=hint)
+
     @property
     def fewest_clients(self) -> int:
         """The fewest that a round is begun with."""

@@ -7,7 +7,7 @@ likewise about its section.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any, Final
@@ -15,13 +15,15 @@ from typing import Any, Final
 import numpy as np
 
 from tessera.errors import ConfigError
-from tessera.ids import RoundId
+from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.compression import LEVELS, TopBy, shapes_of
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan.dp import DPPlan
+from tessera.privacy.dp.events import THE_METRICS, THE_SHARING
 from tessera.privacy.index.response import IndexPrivacy, Perturbation
 from tessera.protocols.secagg.params import GraphKind, Threat
+from tessera.protocols.two_server.params import Read
 from tessera.protocols.union.choice import EncodingChoice
 
 
@@ -250,9 +252,22 @@ class PrivacyPlan:
         """Why services do not carry it; "" if they do."""
         return "pseudonyms need a relay, which is not built" if self.pseudonyms else ""
 
-    def fingerprint_of(self, own: IndexPrivacy | None) -> bool:
-        """Whether a client's own probabilities would link its pseudonyms."""
-        return self.pseudonyms and own is not None and own.fingerprints
+    def check_own(self, own: IndexPrivacy | None) -> None:
+        """Refuse a client's own probabilities that would link its pseudonyms."""
+        if self.pseudonyms and own is not None and own.fingerprints:
+            raise ConfigError(
+                "under pseudonyms answers that never change (p3 = 1, p4 = 0) are a fingerprint",
+                hint="choose probabilities with instantaneous answers, or those of the plan",
+            )
+
+    def own_rounds_of(self, chosen: int | None, drawn: int) -> int | None:
+        """Rounds that a client insists on: its own choice, or `drawn` where nobody has said."""
+        said = self.own_rounds or chosen not in (None, self.least_rounds)
+        return chosen if said else drawn
+
+    def still_free(self, clients: Sequence[ClientId], met: Collection[ClientId]) -> list[ClientId]:
+        """Who of these may take part in a period in which those in `met` have done so."""
+        return [c for c in clients if not (self.one_participation and c in met)]
 
     @property
     def decoy_share(self) -> float:
@@ -403,6 +418,24 @@ class SecurityPlan:
         """Whether clients sign their keys, since the server may lie."""
         return self.threat is Threat.ACTIVE
 
+    @property
+    def after_collect(self) -> tuple[str, ...]:
+        """The phases of a masked sum once its inputs are collected."""
+        return ("consistency", "unmask") if self.signs else ("unmask",)
+
+    @property
+    def released(self) -> tuple[str, ...]:
+        """What the server learns of a client by the way its update takes."""
+        return (THE_SHARING,) if self.sharing is Sharing.AUTO else ()
+
+    def check_unsigned(self, what: str) -> None:
+        """Refuse a second sum beside that of a round where clients sign their keys."""
+        if self.signs:
+            raise ConfigError(
+                f"plan: {what} against an active server need signed keys for a second sum",
+                hint='use threat = "semi-honest"; metrics = "central" needs no such sum',
+            )
+
     def unmasked(self, sharing: Sharing | None, indicator: float | None) -> bool:
         """Whether a client with this choice (None: the plan's) and estimate does not mask."""
         found = sharing or self.sharing
@@ -544,6 +577,16 @@ class TwoServerPlan:
                 hint="2 or more, or 0 for what [security] dropout leaves",
             )
 
+    @property
+    def reading(self) -> Read:
+        """How rows are fetched."""
+        return Read.CHECKED if self.check else Read.POINTS
+
+    @property
+    def after_collect(self) -> tuple[str, ...]:
+        """What the servers do once reports are collected, phase by phase."""
+        return ("check", "exclude", "open") if self.verify else ("exclude", "open")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPlan:
@@ -645,6 +688,16 @@ class SimulationPlan:
     def clients_test(self) -> bool:
         """Whether clients test the model, and not one place."""
         return self.metrics is Metrics.FEDERATED
+
+    @property
+    def released(self) -> tuple[str, ...]:
+        """What the tests open of clients, where nobody adds noise to it."""
+        return (THE_METRICS,) if self.clients_test else ()
+
+    @property
+    def tested_parts(self) -> int:
+        """The test parts and, where training stops by them, the validation parts."""
+        return 2 if self.patience else 1
 
     @property
     def only_simulated(self) -> str:

@@ -97,10 +97,8 @@ class CohortRule:
 
     def draw(self, round_id: RoundId, cohorts: Cohorts) -> list[ClientId]:
         """Without replacement, within what the plan allows in this period."""
-        plan, pool = self.plan, sorted(cohorts.population)
-        if plan.privacy.one_participation:
-            met = cohorts.met[plan.period(round_id)]
-            pool = [c for c in pool if c not in met]
+        plan, met = self.plan, cohorts.met[self.plan.period(round_id)]
+        pool = plan.privacy.still_free(sorted(cohorts.population), met)
         if len(pool) < plan.cohort:
             raise ConfigError(
                 f"round {round_id}: {len(pool)} clients may take part, a cohort has {plan.cohort}",
@@ -108,7 +106,7 @@ class CohortRule:
             )
         rng = np.random.default_rng([plan.seed, int(round_id)])
         chosen = [pool[i] for i in sorted(rng.choice(len(pool), plan.cohort, replace=False))]
-        cohorts.met[plan.period(round_id)].update(chosen)
+        met.update(chosen)
         return chosen
 
     def coins(
@@ -377,11 +375,7 @@ class Cohorts:
         groups: Sequence[FixedGroup] = (),
     ) -> None:
         """`groups` are the fixed groups that were formed before, which stay."""
-        if len(population) < plan.cohort:
-            raise ConfigError(
-                f"{len(population)} clients for a cohort of {plan.cohort}",
-                hint="take a smaller cohort, or more clients",
-            )
+        plan.check_population(len(population), hint="take a smaller cohort, or more clients")
         self.plan, self.rule = plan, cohorts_of(plan)
         self.rule.check(len(population))
         self.population, self.entropy = population, entropy

@@ -174,11 +174,7 @@ def check_rows(plan: Plan, local: LocalState) -> None:
     missing = [t.name for t in resolve(plan).rows.followed(plan) if t.name not in local.derived]
     if missing:
         raise ConfigError(f"table {missing[0]!r} is derived, and its map is missing")
-    if plan.privacy.fingerprint_of(local.privacy):
-        raise ConfigError(
-            "under pseudonyms answers that never change (p3 = 1, p4 = 0) are a fingerprint",
-            hint="choose probabilities with instantaneous answers, or those of the plan",
-        )
+    plan.privacy.check_own(local.privacy)
     agreed = resolve(plan)
     if plan.security.signs and agreed.rows.must_name_all(local.privacy):
         raise ConfigError(

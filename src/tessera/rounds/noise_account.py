@@ -12,20 +12,19 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tessera.crypto.noise import DISTANCE
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.learning.averaging import Divide
 from tessera.learning.popularity import Popularity
-from tessera.plan import DPPlan, NoisyRows, Plan, Sharing
+from tessera.plan import DPPlan, NoisyRows, Plan, SimulationPlan
 from tessera.plan.dp import GIVEN_UP, LONGER, row_list_of
 from tessera.privacy.dp.events import (
     THE_METRICS,
     THE_POPULARITY,
     THE_SETUP_SUM,
-    THE_SHARING,
     WHICH_ROWS,
     Bounds,
     ExactRelease,
@@ -43,11 +42,8 @@ from tessera.privacy.dp.noise_setting import (
     row_moves,
 )
 from tessera.rounds import schemes
-from tessera.rounds.schemes import SchemeEntry
-
-if TYPE_CHECKING:
-    pass
 from tessera.rounds.no_noise import Figure, Noise
+from tessera.rounds.schemes import SchemeEntry
 
 
 class ProtectedUnit:
@@ -65,6 +61,14 @@ class ProtectedUnit:
     def __init__(self, dp: DPPlan) -> None:
         return
 
+    def noisy_tests(self, simulation: SimulationPlan) -> bool:
+        """Whether what clients test is summed with noise, which protects this unit."""
+        return False
+
+    def exact_tests(self, simulation: SimulationPlan) -> tuple[str, ...]:
+        """What tests open without noise."""
+        return simulation.released
+
 
 class ProtectedIndex(ProtectedUnit):
     """A row of one client."""
@@ -78,6 +82,12 @@ class ProtectedUser(ProtectedUnit):
     """All that a client sends."""
 
     whole_client = True
+
+    def noisy_tests(self, simulation: SimulationPlan) -> bool:
+        return simulation.clients_test
+
+    def exact_tests(self, simulation: SimulationPlan) -> tuple[str, ...]:
+        return ()
 
 
 class ProtectedSubject(ProtectedUnit):
@@ -181,9 +191,7 @@ class AddedNoise(Noise):
 
     def setting_with(self, *, setup: bool) -> NoiseSetting:
         plan, dp = self.plan, self.dp
-        rate, coins = dp.sampling, Coins.CLIENT if dp.by_batches else Coins.PUBLIC
-        if plan.drawn_in_secret:
-            rate, coins = dp.participation, Coins.LEADER
+        rate, coins = dp.coins
         return NoiseSetting(
             unit=dp.unit,
             noise=self.multiplier,
@@ -213,7 +221,7 @@ class AddedNoise(Noise):
     @property
     def multiplier(self) -> float:
         """Deviation of the noise that counts, over the clip; 1 where it is not known yet."""
-        return self.dp.noise or 1.0
+        return self.dp.multiplier
 
     @property
     def claim(self) -> str:
@@ -239,13 +247,9 @@ class AddedNoise(Noise):
         """What this plan releases exactly beside its scheme; `setup`: its task has a set-up sum."""
         plan = self.plan
         found = [*self.rows.opened_first]
-        if setup and not self.dp.setup:
-            found.append(THE_SETUP_SUM)
-        if plan.security.sharing is Sharing.AUTO:
-            found.append(THE_SHARING)
-        if plan.simulation.clients_test and not self.noisy_metrics:
-            found.append(THE_METRICS)
-        return tuple(found)
+        if setup:
+            found += self.dp.opened_by_setup
+        return (*found, *plan.security.released, *self.unit.exact_tests(plan.simulation))
 
     # --- sums of statistics, group by group -------------------------------------------------------
 
@@ -335,7 +339,9 @@ class AddedNoise(Noise):
         found = [*self.setting.events(federation=self.plan.federation, round_id=round_id)]
         if self.noisy_metrics and self._tested_in(round_id):
             found += self.setting.metrics_events(
-                self._sums_of_a_test, federation=self.plan.federation, round_id=round_id
+                self.plan.simulation.tested_parts,
+                federation=self.plan.federation,
+                round_id=round_id,
             )
         return tuple(found)
 
@@ -416,7 +422,7 @@ class AddedNoise(Noise):
 
     @cached_property
     def noisy_metrics(self) -> bool:
-        return self.unit.whole_client and self.plan.simulation.clients_test
+        return self.unit.noisy_tests(self.plan.simulation)
 
     def may_test(self, round_id: RoundId) -> bool:
         return not self.noisy_metrics or self._tested_in(round_id)
@@ -427,15 +433,10 @@ class AddedNoise(Noise):
         return simulation.due(int(round_id) + 1, simulation.rounds)
 
     @property
-    def _sums_of_a_test(self) -> int:
-        """Over the test parts and, where training stops by them, over the validation parts."""
-        return 2 if self.plan.simulation.patience else 1
-
-    @property
     def _tests(self) -> int:
         """How many sums of statistics the tests of all rounds are."""
         simulation = self.plan.simulation
-        return self._sums_of_a_test * -(-simulation.rounds // simulation.evaluate_every)
+        return simulation.tested_parts * -(-simulation.rounds // simulation.evaluate_every)
 
     # --- rows -------------------------------------------------------------------------------------
 

@@ -114,8 +114,8 @@ def _masked_union(*, active: bool, dropouts: bool) -> list[Phase]:
 
 
 def _masked_update(plan: Plan, visit: int) -> list[Phase]:
-    checks = ["consistency"] if plan.security.signs else []
-    after = [Phase(name, visit, UNMASK, dropouts=True) for name in (*checks, "unmask")]
+    names = plan.security.after_collect
+    after = [Phase(name, visit, UNMASK, dropouts=True) for name in names]
     return [Phase("collect", visit, UPDATE, dropouts=True), *after]
 
 
@@ -176,9 +176,7 @@ def two_server_phases(plan: Plan, collect: int = 0) -> tuple[Phase, ...]:
         Phase("query", 0, ROWS_DOWN, dropouts=True),
         Phase("answer", 0, ROWS_DOWN, dropouts=False),
         Phase("collect", collect, UPDATE, dropouts=True),
-        *([Phase("check", 0, UNMASK, dropouts=False)] if plan.two_server.verify else []),
-        Phase("exclude", 0, UNMASK, dropouts=False),
-        Phase("open", 0, UNMASK, dropouts=False),
+        *(Phase(name, 0, UNMASK, dropouts=False) for name in plan.two_server.after_collect),
     )
 
 

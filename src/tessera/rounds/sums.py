@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.group import Words
-from tessera.crypto.keys import Identity
+from tessera.crypto.keys import Identity, identities
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, Party, RoundId, StageId, TableId
@@ -182,9 +182,11 @@ class Sum:
         """Who sees its messages, as it is printed."""
         return "both servers" if self.helpers else "the server"
 
-    def signed(self, plan: Plan) -> bool:
-        """Whether clients sign their keys, for each other to check."""
-        return False
+    def signers(
+        self, plan: Plan, clients: Iterable[ClientId], entropy: Entropy
+    ) -> dict[ClientId, Identity]:
+        """With what each client signs its keys, for the others to check; none if nobody does."""
+        return {}
 
     def clear_part(self, plan: Plan, clients: int) -> Plan:
         """The agreement among so many clients of a cohort that send in the clear."""
@@ -315,8 +317,10 @@ class MaskedSum(FederatedSum):
 
     masks = True
 
-    def signed(self, plan: Plan) -> bool:
-        return plan.security.signs
+    def signers(
+        self, plan: Plan, clients: Iterable[ClientId], entropy: Entropy
+    ) -> dict[ClientId, Identity]:
+        return identities(clients, entropy, plan.federation) if plan.security.signs else {}
 
     def clear_part(self, plan: Plan, clients: int) -> Plan:
         return plan.part(secure=False, clients=clients)

@@ -62,11 +62,7 @@ def secure_sum(
 
     `whole`: it opens over all of these clients or not at all.
     """
-    if plan.security.signs:
-        raise ConfigError(
-            f"plan: {what} against an active server need signed keys for a second sum",
-            hint='use threat = "semi-honest"; metrics = "central" needs no such sum',
-        )
+    plan.security.check_unsigned(what)
     words = len(next(iter(vectors.values())))
     params = sum_params(plan, what, round_id, len(vectors), words)
     if whole:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 
 from tessera.crypto.entropy import Entropy, SystemEntropy
-from tessera.crypto.keys import Identity, identities
+from tessera.crypto.keys import Identity
 from tessera.crypto.secret import Secret
 from tessera.data.examples import ClientData, Examples
 from tessera.data.negatives import SecretOf, draw
@@ -168,8 +168,8 @@ class Clients(Mapping[ClientId, Participant]):
         self.eligible = eligible(task.data, plan)
         self._known = frozenset(self.eligible)
         self._identities: dict[ClientId, Identity] = {}
-        if entropy is not None and schemes.of(plan).sum.signed(plan):
-            self._identities = identities(self.eligible, entropy, plan.federation)
+        if entropy is not None:
+            self._identities = schemes.of(plan).sum.signers(plan, self.eligible, entropy)
 
     def __getitem__(self, client: ClientId) -> Participant:
         if client not in self._known:

@@ -78,11 +78,9 @@ class Bundle:
             )
         plan = replace(self.plan, model=replace(model, packed=packed))
         object.__setattr__(self, "plan", plan)
-        if self.clients < self.plan.cohort:
-            raise ConfigError(
-                f"{self.clients} clients for a cohort of {self.plan.cohort}",
-                hint="pack for more clients, or make the cohort smaller",
-            )
+        plan.check_population(
+            self.clients, hint="pack for more clients, or make the cohort smaller"
+        )
 
     # --- what follows ---------------------------------------------------------------------------
 

@@ -215,8 +215,9 @@ def _agreed(
 
     def made(periods: PeriodStore, ledger: Ledger) -> LocalState:
         local = make(periods, ledger)
-        if not plan.privacy.own_rounds and not members:
-            local.own_rounds = cohorts_of(plan).least_rounds(len(keys))
+        if not members:
+            drawn = cohorts_of(plan).least_rounds(len(keys))
+            local.own_rounds = plan.privacy.own_rounds_of(local.own_rounds, drawn)
         if local.names is not None:
             one_group = OneGroup(
                 periods,

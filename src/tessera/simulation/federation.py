@@ -180,11 +180,10 @@ class Federation:
 
     def _set_own_rounds(self, participants: Mapping[ClientId, Participant]) -> None:
         """Where cohorts are drawn a simulated client has no rounds of its own to insist on."""
-        if self.plan.privacy.own_rounds:
-            return
+        privacy, drawn = self.plan.privacy, self.cohorts.least_rounds
         for participant in participants.values():
-            if participant.local.own_rounds in (None, self.plan.privacy.least_rounds):
-                participant.local.own_rounds = self.cohorts.least_rounds
+            local = participant.local
+            local.own_rounds = privacy.own_rounds_of(local.own_rounds, drawn)
 
     def _sends_unmasked(self, client: ClientId) -> bool:
         return self.participants[client].local.sends_unmasked(self.plan)

@@ -7,13 +7,10 @@ unions, answers and sums are those of the plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.entropy import SystemEntropy
-from tessera.crypto.keys import Identity, identities
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
 from tessera.learning.tables.spec import DerivedMap, Normal, TableSpec
@@ -34,21 +31,16 @@ def participants(plan: Plan, clients: int, rows: int) -> dict[ClientId, Particip
 
     Against an active server everybody has a signing key, and everybody knows the others'.
     """
-    if clients < plan.cohort:
-        raise ConfigError(
-            f"{clients} clients for a cohort of {plan.cohort}",
-            hint=f"use --clients {plan.cohort} or more, or a smaller cohort",
-        )
-    signers: Mapping[ClientId, Identity] = {}
-    if schemes.of(plan).sum.signed(plan):
-        signers = identities(map(ClientId, range(clients)), SystemEntropy(), plan.federation)
+    plan.check_population(clients, hint=f"use --clients {plan.cohort} or more, or a smaller cohort")
+    everybody = [ClientId(client) for client in range(clients)]
+    signers = schemes.of(plan).sum.signers(plan, everybody, SystemEntropy())
     maps = derived_maps(plan)
     return {
         client: Participant(
             LocalState(real=real_rows(plan, client, rows), periods=MemoryPeriods(), derived=maps),
             signers.get(client),
         )
-        for client in map(ClientId, range(clients))
+        for client in everybody
     }
 
 

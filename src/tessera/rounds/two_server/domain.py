@@ -192,10 +192,6 @@ def stash_of(plan: Plan, rows: int) -> int:
 # knows something else does not get past the first message (`protocols/two_server/`).
 
 
-def _reading(plan: Plan) -> Read:
-    return Read.CHECKED if plan.two_server.check else Read.POINTS
-
-
 def two_server_params(
     plan: Plan, round_id: RoundId, servers: Servers, domain: Mapping[str, Ids] | None = None
 ) -> TwoServerParams:
@@ -217,7 +213,7 @@ def two_server_params(
                 row_bytes=t.width * size,
                 words=t.width + 1,
                 ids=ids,
-                read=Read.WHOLE if few else _reading(plan),
+                read=Read.WHOLE if few else plan.two_server.reading,
                 write=cost.write,
                 stash=stash_of(plan, rows),
             )
