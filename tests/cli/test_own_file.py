@@ -138,11 +138,12 @@ def test_a_file_without_times_becomes_pairs_and_says_what_they_show(tmp_path, ca
 
 def test_titles_come_from_a_second_file_about_items(tmp_path, capsys):
     written(tmp_path)
-    lines = [f"SKU-{k},Thing {k},shelf {k % 4}" for k in range(90)]
+    lines = [f"SKU-{k},Thing {k},shelf {k % 4}" for k in range(91)]
     (tmp_path / "items.csv").write_text("\n".join(["sku,title,department", *lines]) + "\n")
     assert cli.main(["init", "purchases.csv", "--items", "items.csv"]) == 0
     said = capsys.readouterr().out
     assert "item_features = items.csv, title = title, attributes = department" in said
+    assert "item 'SKU-90' that nobody has" in said and 'left out by on_bad = "skip"' in said
     assert cli.main(["run", "plan.toml", "--rounds", "1", "--out", "run"]) == 0
     assert "Thing " in (tmp_path / "run" / "report.html").read_text()
     capsys.readouterr()

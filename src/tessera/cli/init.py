@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
 OWN_FILES: Final = (".csv", ".tsv", ".txt", ".gz", ".parquet", ".pq")
 
+LEFT_OUT: Final = ", left out"
 VISITS: Final = 5
 """Rounds that a client takes part in, on average, by default."""
 
@@ -189,8 +190,16 @@ def _cohort(data: ClientData) -> int:
     return max(2, min(cohort, data.clients))
 
 
-def _bad(data: ClientData) -> int:
-    return int(next((n for fact, n in data.facts.items() if fact.endswith("s, left out")), 0))
+def _bad(data: ClientData) -> dict[str, int]:
+    """The facts about lines that are left out, of the file and of one about items."""
+    return {
+        f: n for f, n in data.facts.items() if f.endswith(LEFT_OUT) and _listing(f) in data.facts
+    }
+
+
+def _listing(fact: str) -> str:
+    """What a fact's first lines are listed under."""
+    return fact.removesuffix(LEFT_OUT).replace("bad ", "the first bad ")
 
 
 def _chosen(data: SequenceData, found: Guess, kind: str) -> tuple[OwnModel, str]:
@@ -227,10 +236,10 @@ def _said(path: Path, found: Guess, shown: Sequence[str], data: ClientData) -> l
     ]
     if "read as" in facts:
         lines.append(f"read with {facts['read as']}")
-    if bad:
-        unit = "lines" if "the first bad lines" in facts else "rows"
-        listed = facts[f"the first bad {unit}"]
-        lines.append(f'{bad:,} bad {unit}, left out by on_bad = "skip"; the first {len(listed)}:')
+    for fact, number in bad.items():
+        what = fact.removesuffix(LEFT_OUT)
+        listed = facts[_listing(fact)]
+        lines.append(f'{number:,} {what}, left out by on_bad = "skip"; the first {len(listed)}:')
         lines += [f"  {line}" for line in listed]
     return lines
 
