@@ -522,9 +522,9 @@ def _model_of(plan: Plan) -> str:
     """The name of the task's model, "" where it has none."""
     if not plan.task.name:
         return ""
-    from tessera import tasks
+    from tessera.tasks.known import model_of
 
-    return str({**tasks.known(plan.task.name).options, **plan.task.options}.get("model", ""))
+    return model_of(plan.task.name, plan.task.options)
 
 
 def example_of(scheme: str) -> str:

@@ -444,12 +444,10 @@ def one_client(found: NoiseAccount) -> Guarantee:
 
 def uses_click_rate(plan: Plan) -> str:
     """Why no number per interaction holds for the plan's model; "" if one does."""
-    from tessera import tasks
     from tessera.tasks import kinds
+    from tessera.tasks.known import model_of
 
-    if not plan.task.name:
-        return ""
-    model = (tasks.known(plan.task.name).options | dict(plan.task.options)).get("model", "")
+    model = model_of(plan.task.name, plan.task.options)
     if "rate" not in kinds.MODELS.get(model, ()):
         return ""
     return (

@@ -84,6 +84,12 @@ class Demonstration:
         return self._first(lambda entry: entry.randomises)
 
     @property
+    def grouped(self) -> RunFigures | None:
+        """The same, where its clients are in fixed groups."""
+        rows = self.secure
+        return rows if rows is not None and rows.plan.grouped else None
+
+    @property
     def two(self) -> RunFigures | None:
         return self._first(lambda entry: entry.two_servers)
 
@@ -139,15 +145,15 @@ class Demonstration:
             guess += f" and sure for {len(known.sure)}" if len(known.sure) else ", sure for none"
             parts.append(guess)
         told = "; ".join(parts) + (", each after all rounds." if guesses else ".")
-        rows = self.secure
-        if rows is not None and rows.plan.grouped:
+        rows = self.grouped
+        if rows is not None:
             told += f" Under {rows.label} {rows.plan.promise.in_words()}: {KNOWN_ROW}."
         return told
 
     def _price(self) -> str:
         parts = []
-        rows, two = self.secure, self.two
-        if rows is not None and rows.plan.grouped:
+        rows, two = self.grouped, self.two
+        if rows is not None:
             waits = waited(rows.rounds)
             parts.append(
                 f"a group of {self.group} waits for its last member, "
@@ -379,10 +385,8 @@ def person(found: Demonstration) -> list[Content]:
 
 def corrupt(found: Demonstration) -> str:
     """B if members of a group work with the server, where there are groups."""
-    rows = found.secure
-    if rows is None or not rows.plan.grouped:
-        return ""
-    return rows.plan.promise.corrupt_in_words()
+    rows = found.grouped
+    return "" if rows is None else rows.plan.promise.corrupt_in_words()
 
 
 def both_ways(points: Sequence[SizePoint], too_long: str) -> list[str]:

@@ -17,12 +17,11 @@ from tessera.learning.bound_model import BoundModel
 from tessera.learning.machine import physical_memory
 from tessera.learning.saved import AS_THEY_BEGAN, save, state_of
 from tessera.learning.softmax import Softmax
-from tessera.plan import Plan
 from tessera.rounds import schemes
 from tessera.rounds.events import is_charged
-from tessera.runs import central, training
 from tessera.runs.central import CentralTraining
 from tessera.runs.folder import CHECKPOINT, MODEL, RunFolder, entropy_of
+from tessera.runs.standing import model_file
 from tessera.runs.training import Training, complete
 from tessera.tasks import Task
 
@@ -59,7 +58,8 @@ def export_run(
             "without noise: nobody was charged for them",
             hint="export without them; in a real run they never leave their client",
         )
-    _check_checkpoint(folder, log.plan)
+    if not model_file(log).is_file():  # to open a store that is not there would make one
+        raise _nothing_yet(folder)
     with _restored(task, log, with_local) as stood:
         if not stood.rounds_done:
             raise _nothing_yet(folder)
@@ -104,13 +104,6 @@ def _restored(task: Task, log: RunFolder, with_local: bool) -> Training | Centra
     # But the own rows of a client that no round has moved are as that client drew them.
     entropy = entropy_of(log) if with_local else RootedEntropy.fresh()
     return Training(task, plan, folder=checkpoint, entropy=entropy)
-
-
-def _check_checkpoint(folder: Path, plan: Plan) -> None:
-    """Before anything is opened: opening a store that is not there would make one."""
-    name = training.STORE if schemes.of(plan).federated else central.STATE
-    if not (folder / CHECKPOINT / name).is_file():
-        raise _nothing_yet(folder)
 
 
 def _nothing_yet(folder: Path) -> ConfigError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -108,6 +109,12 @@ def _alone(log: RunFolder, task: Task) -> Iterator[RunModel]:
         )
 
 
+def model_file(log: RunFolder) -> Path:
+    """Where a run's model is, once a round of it is checkpointed."""
+    name = training.STORE if schemes.of(log.plan).federated else central.STATE
+    return log.folder / CHECKPOINT / name
+
+
 def check_run(log: RunFolder, task: Task) -> None:
     """`ConfigError` where the run has no model yet, or was trained on other data."""
     if log.facts.get("data") != digest_of(task):
@@ -115,9 +122,8 @@ def check_run(log: RunFolder, task: Task) -> None:
             f"{log.folder} was trained on other data than is here now",
             hint="name the folder it was trained on with --data",
         )
-    name = training.STORE if schemes.of(log.plan).federated else central.STATE
     missing = task.setup is not None and "setup" not in log.facts
-    if not (log.folder / CHECKPOINT / name).is_file() or missing:
+    if not model_file(log).is_file() or missing:
         raise ConfigError(
             f"{log.folder}: no round of this run is checkpointed, so there is no model",
             hint="let it finish a round: tessera run --resume",

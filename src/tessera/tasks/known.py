@@ -73,6 +73,11 @@ def known(name: str) -> Known:
     return TASKS[name]
 
 
+def model_of(name: str, options: Mapping[str, Any]) -> str:
+    """The name of a task's model under these options; "" where there is none, or no task."""
+    return str({**known(name).options, **options}.get("model", "")) if name else ""
+
+
 MOST_NUMBER: Final = 2**40
 """Whole options of a task are below this."""
 
