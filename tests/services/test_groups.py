@@ -16,12 +16,12 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 
-from services.group_lab import GroupLab, grouped
+from services.group_lab import NOW, GroupLab, grouped
 from tessera import wire
 from tessera.crypto.entropy import SystemEntropy
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.tables.submodel import TablePart
-from tessera.protocols.epochs.messages import Delivery
+from tessera.protocols.epochs.messages import Delivery, Fetch
 from tessera.protocols.machine import RoundOutcome, RoundOver
 from tessera.rounds.epochs.messages import EpochWork
 from tessera.services import group_leader
@@ -300,6 +300,53 @@ def test_what_is_sent_leaves_at_a_fixed_delay_after_the_download(folder: Path) -
         assert client.leaves_in <= before
         run.restart(first)
         assert 50.0 < run.client(first).leaves_in <= before, "a restart makes it no earlier"
+
+
+def test_a_restart_within_the_delay_does_not_say_whether_training_had_ended(folder: Path) -> None:
+    """Killed before or after it stored its bytes: the same question, answer, times and deadline,
+    and what was stored is sent as it was."""
+    seen = []
+    for ended in (False, True):
+        with lab(folder / str(ended), groups={"delay": 60.0}) as run:
+            first, *_ = trained_up_to(run, 1)
+            run.client(first).take(assigned(run, first))
+            stored = b""
+            if ended:
+                run.client(first).train()
+                (stored,) = run.client(first).outgoing
+            run.now = NOW + 10_000  # how long training took is not compared here
+            run.restart(first)
+            client = run.client(first)
+            asked = wire.decode(client.fetch(), expect=[Fetch])
+            expires, answer = client.expires_in, run.leader.take(first, client.fetch()).message
+            client.take(answer)
+            leaves = client.leaves_in
+            assert (client.pending is None) is ended
+            if not ended:
+                client.train()
+            assert stored in (b"", *client.outgoing)
+            run.now = NOW + 20_000
+            run.ask(first, client.outgoing[0])
+            client.sent()
+            later = wire.decode(client.fetch(), expect=[Fetch])
+            found = (asked.delivered, wire.kind_of(answer), len(answer), leaves, expires)
+            seen.append((*found, later.delivered, client.expires_in))
+    assert seen[0] == seen[1]
+    epoch, kind, _, leaves, _, later, _ = seen[0]
+    assert (epoch, later, kind) == (2, 3, EpochWork) and 50.0 < leaves <= 60.0
+
+
+def test_a_delivery_whose_receipt_was_lost_is_not_sent_again(folder: Path) -> None:
+    with lab(folder) as run:
+        first, *_ = trained_up_to(run, 1)
+        run.client(first).take(assigned(run, first))
+        run.client(first).train()
+        run.ask(first, run.client(first).outgoing[0])
+        run.restart(first)
+        client = run.client(first)
+        client.take(run.ask(first, client.fetch()))
+        assert not client.left and not client.outgoing and client.pending is None
+        assert wire.decode(client.fetch(), expect=[Fetch]).delivered == 3
 
 
 def test_the_state_of_a_client_says_what_an_operator_needs(folder: Path) -> None:

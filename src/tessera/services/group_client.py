@@ -3,7 +3,8 @@
 What it has stored it sends again as it is and never computes again; until then it may be killed at
 any instant. A fault of the leader's, and a state that was set back, end it for good; so does its
 group's retirement. What it sends leaves at a fixed delay after its download ([groups] delay), later
-than training takes: a member that is late because of its data would be identified.
+than training takes: a member that is late because of its data would be identified. After a restart
+it asks as one that has not trained yet, whether it has or not, and the delay begins anew.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ from tessera.services.link import Links, name_of
 LEAVES_AT: Final = "leaves at"
 KEY_SINCE: Final = "mask key since"
 LEAVE_TOLD: Final = "leave told"
+DELIVERY_TOLD: Final = "delivery told"
+"""The last epoch whose delivery the leader is known to have."""
 OWN_DEADLINE: Final = "its own deadline has passed before it delivered"
 OWN_WILL: Final = "it was told to leave"
 DEPOSITED: Final = "Deposited"
@@ -95,6 +98,7 @@ class GroupClientService:
         self.local = self._make_local(JournalPeriods(journal, name), ledger)
         load_local(journal, name, self.local)
         self.left = (journal.fact(name, LEFT_GROUP) or b"").decode()
+        self._told = int(journal.fact(name, DELIVERY_TOLD) or 0)
         self.outgoing: list[bytes] = []
         self._asked = False
         self.role: EpochClient | None = None
@@ -149,7 +153,7 @@ class GroupClientService:
     @property
     def expires_in(self) -> float | None:
         """Seconds until its own deadline: by then it has delivered, or its mask key is erased.
-        Nobody else's word moves it. None if it has no key."""
+        Nobody else's word moves it, nor how long its data took it. None if it has no key."""
         since = self.journal.fact(self.name, KEY_SINCE)
         if self._epoch is None or since is None:
             return None
@@ -174,13 +178,14 @@ class GroupClientService:
             self.role, out = EpochClient.join(self._setup)
             self._send(out)
             self._store()
-            self._note_key()
+            self._note_key(self._clock())
 
     def fetch(self) -> bytes:
         """A question that was not asked before."""
         if self.role is None:
             raise MisuseError(f"{self.name} has not joined")
-        (question,) = self.role.fetch(int.from_bytes(os.urandom(8), "big"), self._clock())
+        visit, told = int.from_bytes(os.urandom(8), "big"), self.role.delivered <= self._told
+        (question,) = self.role.fetch(visit, self._clock(), told=told)
         return question.data
 
     def take(self, data: bytes) -> None:
@@ -193,15 +198,16 @@ class GroupClientService:
             except ServerFault as fault:
                 self._leave(fault.reason)
                 out = []
-            self._asked = self._asked or wire.kind_of(data) is EpochWork
+            work = wire.kind_of(data) is EpochWork
+            self._asked = self._asked or work
             if self.retired and (last := self.local.unsettled) is not None:
                 self.local.settle(last, counted=False, by=Word.SERVER)
-            if before is not None and self._epoch is not None and before[0] != self._epoch[0]:
-                self._note_key()  # a union was delivered
             self._in_hand = self._epoch not in (before, None) or bool(out)
-            if self._epoch not in (before, None):
-                leaves = self._clock() + self.plan.groups.delay
-                self.journal.set_fact(self.name, LEAVES_AT, str(leaves).encode())
+            if work and self._epoch is not None:
+                self._note_told(self.role.settled if out else self.role.delivered)
+                if out or self.role.due:  # after a restart, too: trained already or not
+                    leaves = self._clock() + self.plan.groups.delay
+                    self.journal.set_fact(self.name, LEAVES_AT, str(leaves).encode())
             self._send(out)
             self._store()
 
@@ -242,7 +248,6 @@ class GroupClientService:
             self.local.keep_pending(base, trained.local)
             self.local.broken = trained.broken
             self._store()
-            self._note_key()
 
     def sent(self) -> None:
         """The leader has the first of what was on its way."""
@@ -251,6 +256,8 @@ class GroupClientService:
             self._in_hand = bool(self.outgoing)
             if self.left:
                 self.journal.set_fact(self.name, LEAVE_TOLD, b"1")
+            elif self.role is not None and self._epoch is not None:
+                self._note_told(self.role.delivered)
 
     # --- inside a step --------------------------------------------------------------------------
 
@@ -263,9 +270,18 @@ class GroupClientService:
             self._store()
         self.journal.after_commit(self.journal.fold)  # the key leaves the log, too
 
-    def _note_key(self) -> None:
-        """A mask key was drawn now, for an epoch that it has not delivered."""
-        self.journal.set_fact(self.name, KEY_SINCE, str(self._clock()).encode())
+    def _note_told(self, epoch: int) -> None:
+        """The leader has this delivery. The mask key that was drawn with it counts from the
+        download before: when training ended is nobody's business."""
+        if epoch > self._told:
+            self._told = epoch
+            self.journal.set_fact(self.name, DELIVERY_TOLD, str(epoch).encode())
+            leaves = float(self.journal.fact(self.name, LEAVES_AT) or 0.0)
+            self._note_key(leaves - self.plan.groups.delay)
+
+    def _note_key(self, since: float) -> None:
+        """A mask key was drawn, for an epoch that it has not delivered."""
+        self.journal.set_fact(self.name, KEY_SINCE, str(since).encode())
 
     def _send(self, out: list[Outbound]) -> None:
         self.outgoing = [message.data for message in out] or self.outgoing

@@ -167,9 +167,14 @@ class GroupMember(Follower[MemberSetup]):
 
     # -- what its caller does
 
-    def fetch(self, visit: int) -> list[Outbound]:
-        """Ask what is due. `visit` is a number that was not used before; nothing changes here."""
-        question = Fetch(sender=self.setup.party, delivered=self.delivered, visit=visit)
+    def fetch(self, visit: int, *, told: bool = True) -> list[Outbound]:
+        """Ask what is due. `visit` is a number that was not used before; nothing changes here.
+
+        Not `told`: the server may not have the last delivery. Then it asks as one that has not made
+        it yet: whether it has, by now, depends on how long its data took it.
+        """
+        delivered = self.delivered if told else self.settled
+        question = Fetch(sender=self.setup.party, delivered=delivered, visit=visit)
         return [Outbound.of(SERVER, question)]
 
     def deliver(self, words: npt.NDArray[Any], *, entropy: Entropy) -> list[Outbound]:

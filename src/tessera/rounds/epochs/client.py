@@ -135,6 +135,11 @@ class EpochClient(Follower[EpochClientSetup]):
         return self._member.delivered
 
     @property
+    def settled(self) -> int:
+        """The last epoch whose certificate it has, or 0."""
+        return self._member.settled
+
+    @property
     def due(self) -> EpochHeader | None:
         """The epoch whose update is due, if one is."""
         return self._member.due if isinstance(self.state, TrainingBase) else None
@@ -169,11 +174,12 @@ class EpochClient(Follower[EpochClientSetup]):
 
     # --- what its carrier does ------------------------------------------------------------------
 
-    def fetch(self, visit: int, now: float | None = None) -> list[Outbound]:
+    def fetch(self, visit: int, now: float | None = None, *, told: bool = True) -> list[Outbound]:
         """Ask what is due; `visit` is a number that was not used before. `now`, in seconds since
-        1970: a cut-off that has not passed is refused; None where there is no clock."""
+        1970: a cut-off that has not passed is refused; None where there is no clock. `told`:
+        whether the server is known to have the last delivery."""
         self._now = now
-        return self._member.fetch(visit)
+        return self._member.fetch(visit, told=told)
 
     def supply(self, update: ModelUpdate | None) -> list[Outbound]:
         """Deliver what came out of the training of `pending`; None: nothing did."""
