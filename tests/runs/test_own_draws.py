@@ -285,6 +285,7 @@ def test_clients_in_another_order_have_the_same_examples_if_their_secrets_go_wit
 
 NOBODYS: Final = {
     "data/alimama.py": "which users of the published set are simulated",
+    "data/lastfm.py": "the order of a published set that has none",
     "data/split.py": "a set without users is dealt out to simulated clients",
     "data/speech.py": "made up",
     "data/subjects.py": "a published or made-up set is dealt out to simulated shops",
@@ -305,6 +306,9 @@ NOBODYS: Final = {
     "learning/models/next_word.py": "first values of shared parameters",
     "learning/models/private.py": "first values of masks, the same at all clients",
     "learning/models/refitted.py": "first values of shared parameters",
+    "learning/rankers.py": "items that papers rank one among, after training",
+    "learning/training/local.py": "the layout of a state, which is then filled from coins",
+    "learning/training/vectorised/lags.py": "one whose whole state is set from the client's coins",
     "tasks/task.py": "first values of shared parameters",
 }
 """Where a generator that anybody can repeat is allowed, and why nothing of a client follows."""

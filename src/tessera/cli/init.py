@@ -320,7 +320,7 @@ def init(
     """Write a commented plan for TASK to plan.toml, or to --out."""
     from tessera import tasks
     from tessera.data.guess import guess_items
-    from tessera.tasks.sequences import sequence_task
+    from tessera.tasks.sequences import is_about_next
 
     if not task:
         typer.echo("tasks:")
@@ -366,7 +366,7 @@ def init(
         )
     noise = noise_for(dp, scheme, found)
     filled: dict[str, Any] = {} if own is None else dict(own.options)
-    if found.kind.make is sequence_task:
+    if is_about_next(found.kind):
         filled["part"] = VALIDATION  # the test part is for once: `tessera rank --test`
     private = found.recommended.private if noise is not None and noise.unit == "user" else None
     if private is not None:
@@ -524,13 +524,13 @@ def written(
     `cap` is max_rows and `work` bounds the examples of a round, each with notes about it. With so
     many `cells` of a table each has noise, and a simulation adds the same numbers up as they are.
     """
-    from tessera.tasks.sequences import sequence_task
+    from tessera.tasks.sequences import is_about_next
 
     good = known.recommended
     training = trained_with(noise, good.training)
     training = replace(training, examples=work or training.examples)
     steps = None
-    if known.kind.make is sequence_task and not training.weight_decay:  # it goes by the data
+    if is_about_next(known.kind) and not training.weight_decay:  # it goes by the data
         steps = [one for one in keys_of("training") if one != "weight_decay"]
     keys = ["clip", "dense_clip", "levels", "max_count", "average"]
     update = UpdatePlan(clip=good.clip, dense_clip=good.dense_clip, average=good.average)

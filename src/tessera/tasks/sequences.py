@@ -340,3 +340,8 @@ SEQUENCES: Final = TaskKind(
 )
 SETS: Final = replace(SEQUENCES, make=partial(sequence_task, any_order=True))
 """Of data whose order is a public draw."""
+
+
+def is_about_next(kind: TaskKind) -> bool:
+    """Whether it is one of these kinds, whatever its options are."""
+    return kind.make in (SEQUENCES.make, SETS.make)
