@@ -25,7 +25,7 @@ from tessera.protocols.epochs.messages import Delivery, Fetch
 from tessera.protocols.machine import RoundOutcome, RoundOver
 from tessera.rounds.epochs.messages import EpochWork
 from tessera.services import group_leader
-from tessera.services.group_client import GroupClientService
+from tessera.services.group_client import AHEAD_SINCE, LONGEST_AHEAD, GroupClientService
 from tessera.services.group_leader import NOT_COME
 from tessera.services.journal import Journal, JournalFailed, Moment, state_of
 from tessera.services.journal_stores import JournalRows
@@ -347,6 +347,27 @@ def test_a_delivery_whose_receipt_was_lost_is_not_sent_again(folder: Path) -> No
         client.take(run.ask(first, client.fetch()))
         assert not client.left and not client.outgoing and client.pending is None
         assert wire.decode(client.fetch(), expect=[Fetch]).delivered == 3
+
+
+def test_a_client_whose_clock_is_slow_waits_for_a_day_and_then_leaves(folder: Path) -> None:
+    with lab(folder) as run:
+        members = first_of(run)
+        for client in members:
+            run.visit(client, once=True)
+        slow, never = members[:2]
+        for client in (slow, never):
+            run.client(client)._clock = lambda: NOW - 3_000.0
+            run.visit(client)
+            one = run.client(client)
+            assert not one.left and not one.outgoing and 2_600.0 < one.ahead < 3_000.0
+            assert one.role.phase == "Deposited", "nothing was taken"
+        run.client(slow)._clock = run.clock
+        run.visit(slow, once=True)
+        assert (slow, 1) in run.sent and run.client(slow).ahead == 0.0
+        one = run.client(never)
+        one.journal.set_fact(one.name, AHEAD_SINCE, str(NOW - 3_001.0 - LONGEST_AHEAD).encode())
+        run.visit(never)
+        assert "has not passed by this client's clock" in one.left and (never, 1) not in run.sent
 
 
 def test_the_state_of_a_client_says_what_an_operator_needs(folder: Path) -> None:

@@ -27,7 +27,7 @@ from tessera.privacy.dp.ledger import Ledger
 from tessera.protocols.epochs.chain import EpochHeader
 from tessera.protocols.machine import Outbound, Over
 from tessera.protocols.membership.proof import CheckedGroup
-from tessera.rounds.epochs.client import EpochClient, EpochClientSetup
+from tessera.rounds.epochs.client import CutoffAhead, EpochClient, EpochClientSetup
 from tessera.rounds.epochs.messages import EpochWork
 from tessera.rounds.local_state import LocalState, Word
 from tessera.rounds.noise import noise_of
@@ -49,6 +49,10 @@ KEY_SINCE: Final = "mask key since"
 LEAVE_TOLD: Final = "leave told"
 DELIVERY_TOLD: Final = "delivery told"
 """The last epoch whose delivery the leader is known to have."""
+AHEAD_SINCE: Final = "cut-off ahead since"
+LONGEST_AHEAD: Final = 86400.0
+"""Seconds for which a client waits for a cut-off that has not passed by its clock, and then leaves:
+its clock is slow, or the leader lies."""
 OWN_DEADLINE: Final = "its own deadline has passed before it delivered"
 OWN_WILL: Final = "it was told to leave"
 DEPOSITED: Final = "Deposited"
@@ -86,6 +90,8 @@ class GroupClientService:
         self._make_local, self._train, self._entropy = local, train, entropy
         self.leaving = False
         """Whether this process was started to leave."""
+        self.ahead = 0.0
+        """Seconds by which the cut-off that it was last given is ahead of its clock: it waits."""
         self.load()
         self.expire()  # whatever happens next
 
@@ -185,12 +191,15 @@ class GroupClientService:
         if self.role is None:
             raise MisuseError(f"{self.name} has not joined")
         visit, told = int.from_bytes(os.urandom(8), "big"), self.role.delivered <= self._told
-        (question,) = self.role.fetch(visit, self._clock(), told=told)
+        now, since = self._clock(), self.journal.fact(self.name, AHEAD_SINCE)
+        patient = not since or now - float(since) < LONGEST_AHEAD
+        (question,) = self.role.fetch(visit, now, told=told, patient=patient)
         return question.data
 
     def take(self, data: bytes) -> None:
         """What the leader answers: an epoch, a time to come back, or the group's end."""
         assert self.role is not None
+        self.ahead = 0.0
         with self.journal.step():
             before = self._epoch
             try:
@@ -198,7 +207,14 @@ class GroupClientService:
             except ServerFault as fault:
                 self._leave(fault.reason)
                 out = []
+            except CutoffAhead as early:
+                self.ahead = early.seconds
+                if not self.journal.fact(self.name, AHEAD_SINCE):
+                    self.journal.set_fact(self.name, AHEAD_SINCE, str(self._clock()).encode())
+                return
             work = wire.kind_of(data) is EpochWork
+            if work and self.journal.fact(self.name, AHEAD_SINCE):
+                self.journal.set_fact(self.name, AHEAD_SINCE, b"")
             self._asked = self._asked or work
             if self.retired and (last := self.local.unsettled) is not None:
                 self.local.settle(last, counted=False, by=Word.SERVER)

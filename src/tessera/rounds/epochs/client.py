@@ -19,7 +19,7 @@ from tessera import wire
 from tessera.crypto.entropy import Entropy, RootedEntropy
 from tessera.crypto.keys import SigningKey
 from tessera.crypto.secret import Secret
-from tessera.errors import ConfigError, MisuseError, WireError
+from tessera.errors import ConfigError, MisuseError, TesseraError, WireError
 from tessera.ids import SERVER, ClientId
 from tessera.learning.tables.submodel import Ids, ModelUpdate, Submodel
 from tessera.plan import Plan
@@ -95,6 +95,15 @@ class EpochClientSetup(OfGroup):
         return MemberSetup(group=self.group, party=self.party, key=self.key)
 
 
+class CutoffAhead(TesseraError):
+    """The cut-off of a new period has not passed by this client's clock, which may be slow. The
+    answer was not taken: it may ask again."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the period's cut-off is {seconds:.0f} seconds ahead of this clock")
+        self.seconds = seconds
+
+
 class EpochClient(Follower[EpochClientSetup]):
     """One client of a fixed group. A fault of the server's ends it for good."""
 
@@ -109,6 +118,7 @@ class EpochClient(Follower[EpochClientSetup]):
         self.work = MemberWork(self.plan, setup.party, setup.local)
         self._chosen: tuple[Any, Selection] | None = None  # of this state, worked out once
         self._now: float | None = None
+        self._patient = False
 
     def _supplied(self) -> Mapping[str, Any]:
         return {"member": lambda data, kept: GroupMember.wake(data, kept, self.setup.member)}
@@ -174,10 +184,19 @@ class EpochClient(Follower[EpochClientSetup]):
 
     # --- what its carrier does ------------------------------------------------------------------
 
-    def fetch(self, visit: int, now: float | None = None, *, told: bool = True) -> list[Outbound]:
+    def fetch(
+        self,
+        visit: int,
+        now: float | None = None,
+        *,
+        told: bool = True,
+        patient: bool = False,
+    ) -> list[Outbound]:
         """Ask what is due; `visit` is a number that was not used before. `now`, in seconds since
-        1970: a cut-off that has not passed is refused; None where there is no clock. `told`:
-        whether the server is known to have the last delivery."""
+        1970: a cut-off that has not passed is refused, or, if `patient`, `CutoffAhead` and nothing
+        has changed; None where there is no clock. `told`: whether the server is known to have the
+        last delivery."""
+        self._patient = patient
         self._now = now
         return self._member.fetch(visit, told=told)
 
@@ -220,6 +239,9 @@ class EpochClient(Follower[EpochClientSetup]):
 
     def _on_work(self, state: BetweenVisits | TrainingBase, kept: Kept[EpochWork]) -> Moved:
         work, member, before = kept.message, state.member, state.member.due
+        ahead = 0.0 if self._now is None else work.record.cutoff - self._now
+        if self._patient and ahead > 0.0 and work.record.period != state.period:
+            raise CutoffAhead(ahead)
         out = member.receive(SERVER, work.assignment)
         header = member.due
         if header is None or header == before:  # delivered already, or what it has
@@ -299,7 +321,10 @@ class EpochClient(Follower[EpochClientSetup]):
         if cutoff == 0 and data is not None and data.timed:
             raise self._fault(f"named no cut-off of period {record.period}")
         if self._now is not None and cutoff > self._now:
-            raise self._fault(f"named a cut-off of period {record.period} that has not passed")
+            raise self._fault(
+                f"named a cut-off of period {record.period} that has not passed by this client's "
+                "clock"
+            )
 
     def _offered(self, state: Any, record: PeriodRecord) -> BetweenVisits:
         """Freeze the period's rows and deliver them under the union's encoding."""

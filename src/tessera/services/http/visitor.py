@@ -26,6 +26,8 @@ from tessera.services.http.connection import AnswerTooLong
 from tessera.services.journal import JournalFailed
 
 VISIT: Final = "/v1/visit"
+ASK_AGAIN: Final = 600.0
+"""Seconds at most until a client asks again whose clock is behind a period's cut-off."""
 
 
 class Visitor(LeaderCaller):
@@ -104,7 +106,9 @@ class Visitor(LeaderCaller):
             return False
         if status == HTTPStatus.OK:
             await self._steps.run(partial(self.party.take, body))
-            await asyncio.sleep(_pause(body))
+            if ahead := self.party.ahead:
+                self._log("clock is slow, or the cut-off too late: waits", seconds=round(ahead))
+            await asyncio.sleep(min(ahead, ASK_AGAIN) or _pause(body))
         elif status != HTTPStatus.NO_CONTENT:
             raise LeaderRefuses(status, reason_in(body))
         return True
