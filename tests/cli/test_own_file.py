@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -150,6 +151,49 @@ def test_titles_come_from_a_second_file_about_items(tmp_path, capsys):
     assert cli.main(["recommend", "run", "--user", "C007", "--json"]) == 0
     for item in json.loads(capsys.readouterr().out)["recommended"]:
         assert item["title"] == item["id"].replace("SKU-", "Thing ")
+
+
+def with_cap(path, cap: int) -> int:
+    """Give the plan at `path` another max_rows; the one it had."""
+    text = path.read_text()
+    own = re.search(r"^max_rows = (\d+)", text, re.MULTILINE)
+    path.write_text(text.replace(own[0], f"max_rows = {cap}"))
+    return int(own[1])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "drawn"), [("secure-submodel", "union_negatives"), ("two-server", "negatives")]
+)
+def test_max_rows_fits_the_file_and_a_cap_that_most_are_over_is_refused(
+    tmp_path, capsys, scheme, drawn
+):
+    written(tmp_path)
+    assert cli.main(["init", "purchases.csv", "--scheme", scheme]) == 0
+    plan = Plan.read(tmp_path / "plan.toml")
+    task = tasks.load(plan.task.name, **plan.task.options)
+    most = int(task.data.events.counts.max()) + getattr(task.loss, drawn)
+    cap = with_cap(tmp_path / "plan.toml", 5)
+    assert cap - 16 < most <= cap
+    capsys.readouterr()
+    for command in (["plan", "plan.toml"], ["run", "plan.toml", "--out", "run"]):
+        assert cli.main(command) == 2
+        err = " ".join(capsys.readouterr().err.split())
+        assert "error: max_rows = 5: 60 of 60 clients" in err
+        assert f"hint: max_rows = {most} in [union]" in err
+
+
+def test_few_clients_over_the_cap_are_counted(tmp_path, capsys):
+    written(tmp_path)
+    given = ["--model", "pairs", "--scheme", "secure-submodel"]
+    assert cli.main(["init", "purchases.csv", *given]) == 0
+    options = Plan.read(tmp_path / "plan.toml").task.options
+    pairs = np.sort(np.diff(tasks.load("sequences", **options).data.offsets))
+    assert pairs[-3] < pairs[-1] <= with_cap(tmp_path / "plan.toml", int(pairs[-1]) - 1)
+    capsys.readouterr()
+    assert cli.main(["plan", "plan.toml", "--json"]) == 0
+    found, over = json.loads(capsys.readouterr().out), np.count_nonzero(pairs == pairs[-1])
+    assert (found["held"]["over_cap"], found["held"]["looked_at"]) == (over, 60)
+    assert f"{over} of 60 clients hold more rows of a table" in " ".join(found["notes"])
 
 
 def test_times_that_nobody_can_read_are_said_and_not_dropped_in_silence(tmp_path, capsys):

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from tessera.data.guess import Guess
     from tessera.data.sequences import SequenceData
     from tessera.runs.held import HeldRows
-    from tessera.tasks import Known, Recommended
+    from tessera.tasks import Known, Recommended, Task
 
 
 # --- init own file --------------------------------------------------------------------------------
@@ -93,6 +93,15 @@ class OwnFile:
     recommended: Recommended
     clients: int
     items: int
+    made: Task | None = None
+    """Of what comes next."""
+
+    def fitting(self, plan: Plan) -> int:
+        """A max_rows that no client of the file exceeds."""
+        from tessera.plan.defaults import rows_named
+
+        rows = None if self.made is None else rows_named(plan, self.made)
+        return self.recommended.max_rows if rows is None else -(-rows[1] // ROUND_UP) * ROUND_UP
 
     def summed(self, *, two_servers: bool) -> Recommended:
         """For sums over everybody: in one round, or where that is too much in several."""
@@ -181,6 +190,7 @@ class OwnFile:
             task.recommended,
             data.clients,
             data.sizes["item"],
+            task,
         )
 
 
@@ -254,6 +264,7 @@ HEAD: Final = """\
 """
 
 WIDTH: Final = 80
+ROUND_UP: Final = 16
 FEW: Final = 0.01
 """Share of a dense part that is sent between two servers, where there are no tables."""
 BUDGET: Final = 3.0
@@ -391,13 +402,18 @@ def init(
     write = partial(written, task, out.name, scheme, found, filled, noise=noise)
     if own is not None and own.recommended.noisy_only:
         write = partial(write, cells=own.items**2)
-    text = write(cap=found.recommended.max_rows)
+    cap = found.recommended.max_rows
+    text = write(cap=cap)
+    if own is not None:
+        cap = own.fitting(Plan.parse(text))
+        text = write(cap=cap)
     if noise is None and not found.recommended.training.examples and Plan.parse(text).grouped:
         write = partial(write, **work(task, {**found.options, **filled}))
-        text = write(cap=found.recommended.max_rows)
+        text = write(cap=cap)
     if entry.two_servers and found.kind.tables and not found.recommended.noisy_only:
         held = counted(Plan.parse(text))
-        cap = found.recommended.max_rows if held is None else held.fitting
+        if held is not None:
+            cap = max(held.fitting, cap if own is not None else 0)
         text = write(cap=cap, notes=why(held))
     out.write_text(text)
     typer.echo(f"wrote {out}")

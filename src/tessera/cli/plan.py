@@ -419,10 +419,11 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
             f"{forecast.rows.left_out} rows of every client are over the cap, max_rows = "
             f"{plan.union.max_rows}, and are not trained"
         )
-    elif entry.hides and report["held"] and report["held"]["most"] > plan.union.max_rows:
+    elif entry.hides and report["held"] and report["held"]["over_cap"]:
         yield (
-            f"some clients hold up to {report['held']['most']:,} rows of a table: those over "
-            f"the cap, max_rows = {plan.union.max_rows:,}, are not trained"
+            "{over_cap:,} of {looked_at:,} clients hold more rows of a table, up to {most:,}, than "
+            "the cap".format(**report["held"])
+            + f", max_rows = {plan.union.max_rows:,}: those over it are not trained"
         )
     if entry.randomises:
         if report["privacy"].get("epsilon_once") == "inf":

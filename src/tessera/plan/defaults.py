@@ -16,13 +16,16 @@ from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 from torch import nn
 
+from tessera.data.sequences import SequenceData
 from tessera.errors import ConfigError
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.compression import TopBy, shapes_text
 from tessera.learning.models.noisy_pairs import threshold_for
+from tessera.learning.softmax import Softmax
 from tessera.learning.training.row_cut import aimed_at
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan.dp import SETUP_SHARE, DPPlan, NoisyRows, trained_with
@@ -158,6 +161,30 @@ def usual_work(task: Task) -> int:
     """As many examples as this share of clients has at most."""
     counts = np.diff(task.data.offsets)
     return int(np.quantile(counts[counts > 0], USUAL, method="higher"))
+
+
+def rows_named(plan: Plan, task: Task) -> tuple[npt.NDArray[np.int64], int] | None:
+    """Rows of a table that each client with data names, on average over what it draws, and at most.
+
+    Of tasks about what comes next: its items and its negatives, or its pairs. None with others, and
+    where nothing caps them.
+    """
+    data, capped = task.data, plan.has_union or plan.scheme is Scheme.TWO_SERVER
+    if not capped or not isinstance(data, SequenceData) or task.recommended.noisy_only:
+        return None
+    if task.solve is not None:
+        counts = np.diff(data.offsets)
+        return counts[counts > 0], int(counts.max(initial=0))
+    in_union = plan.grouped and plan.has_union
+    loss = (task.in_groups(plan.group_size) if in_union else task).loss
+    if not isinstance(loss, Softmax):
+        return None
+    drawn, counts, items = float(loss.negatives), data.events.counts, data.sizes["item"]
+    if loss.weights is not None:  # some are drawn twice
+        drawn = float((1.0 - (1.0 - loss.weights) ** loss.negatives).sum())
+    rows = counts[counts > 0]
+    named = rows + (drawn * (1.0 - rows / items)).astype(np.int64)  # own ones are no negatives
+    return named, min(int(counts.max(initial=0)) + loss.negatives, items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,12 +428,31 @@ def check_task(facts: TaskFacts) -> None:
         check_weights(bound)
     if plan.grouped:
         check_shared_rows(task, bound)
+    if not _no_cap(plan):
+        check_cap(plan, task)
     if plan.simulation.cuts_data:
         check_cutoffs(plan, task)
     if task.solve is not None:
         check_sums(plan, task)
     if task.beside is not None:
         check_beside(plan, task)
+
+
+def check_cap(plan: Plan, task: Task) -> None:
+    """Refuse a cap that more than a few clients are over: of those few what is over is left out and
+    counted."""
+    found, cap = rows_named(plan, task), plan.union.max_rows
+    if found is None or not found[0].size or np.mean(found[0] <= cap) >= USUAL:
+        return
+    rows, most = found
+    what, fewer = "items of its history and negatives", ", or fewer negatives in [task]"
+    if task.solve is not None:
+        what, fewer = "pairs", ""
+    raise ConfigError(
+        f"max_rows = {cap:,}: {np.count_nonzero(rows > cap):,} of {rows.size:,} clients of task "
+        f"{task.name!r} have more rows ({what}), and rows over it are not trained",
+        hint=f"max_rows = {most} in [union] is enough for everybody{fewer}",
+    )
 
 
 def check_beside(plan: Plan, task: Task) -> None:

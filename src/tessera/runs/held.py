@@ -45,6 +45,9 @@ class HeldRows:
     most: int
     clients: int = 0
     """How many there are with enough examples to take part."""
+    looked_at: int = 0
+    over_cap: int = 0
+    """Of those looked at, who hold more than the plan's cap of a table."""
 
     @classmethod
     def of(cls, task: Task, plan: Plan) -> HeldRows:
@@ -52,11 +55,13 @@ class HeldRows:
         trained = cohorts_of(plan).task_of(task)
         clients = Clients(task, trained.bind(trained.build(plan.seed)), plan)
         some = clients.eligible[:: max(1, len(clients) // MOST_LOOKED_AT)]
-        counts = [
-            len(ids) + _undrawn(task, c) for c in some for ids in clients[c].local.real.values()
+        held = [
+            [len(ids) + _undrawn(task, c) for ids in clients[c].local.real.values()] for c in some
         ]
+        counts = [count for of_client in held for count in of_client]
         mean = max(1, round(sum(counts) / max(1, len(counts))))
-        return cls(mean, max(counts, default=1), len(clients))
+        over = sum(max(one, default=0) > plan.union.max_rows for one in held)
+        return cls(mean, max(counts, default=1), len(clients), len(held), over)
 
     @property
     def fitting(self) -> int:
