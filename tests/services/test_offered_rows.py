@@ -25,9 +25,9 @@ from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.data.row_names import OwnNames, RowNames
 from tessera.errors import ConfigError
-from tessera.ids import SERVER, ClientId
+from tessera.ids import SERVER, ClientId, TableId
 from tessera.plan import Plan
-from tessera.privacy.index.period import AnotherGroup, MemoryPeriods
+from tessera.privacy.index.period import AnotherGroup, FrozenPeriod, MemoryPeriods, freeze
 from tessera.rounds.noise import noise_of
 from tessera.services.bundle import pack_synthetic, pack_task
 from tessera.services.deployment import Account, open_clients, open_leader, synthetic_maker
@@ -427,6 +427,42 @@ def test_sums_with_noise_alone_are_no_matter_of_the_store(tmp_path: Path) -> Non
     for call in (guarded[exact.digest].check, guarded[exact.digest].begin_round):
         with pytest.raises(AnotherGroup):
             call(rows(1))
+
+
+def test_a_new_row_of_a_later_period_that_has_met_others_is_left_out(tmp_path: Path) -> None:
+    """In the first period the client refuses; later it stays, also after a restart."""
+    plan = Plan.parse(
+        'scheme = "secure-submodel"\ncohort = 4\nfederation = "f"\n[model]\ndense = 4\n'
+        '[[table]]\nname = "goods"\nrows = 50\nwidth = 2\n[groups]\nsize = 4\nsmall = true\n'
+    )
+    store, keys = OfferedRows(tmp_path), {ClientId(c): b"%d" % c for c in range(4)}
+    store.record(store.offer(named(), rows(7)), group("other"), accepted=False)
+    periods = MemoryPeriods()
+
+    def started() -> OneGroup:
+        return OneGroup(
+            periods, store, plan, ClientId(0), named(), directory=keys, members=(0, 1, 2, 3)
+        )
+
+    def period(number: int, *ids: int) -> FrozenPeriod:
+        return freeze(
+            started(),
+            federation="f",
+            period=number,
+            privacy=plan.privacy.index,
+            real={TableId(0): rows(*ids)["goods"]},
+            entropy=ScriptedEntropy(b"s"),
+        )
+
+    with pytest.raises(AnotherGroup):
+        period(1, 1, 2, 7)
+    period(1, 1, 2)
+    for _ in range(2):  # a union that did not decode is asked for again
+        (found,) = period(2, 1, 2, 5, 7).tables
+        assert found.offered.tolist() == [1, 2, 5] and found.left_out.tolist() == [7]
+    started().check(rows(1, 2, 5, 7))
+    assert store.flaw(store.offer(named(), rows(5)), group("third")), "it has this group now"
+    assert not store.flaw(store.offer(named(), rows(7)), group("other")), "and this one its own"
 
 
 def test_a_home_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -24,9 +24,11 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
+
+import numpy as np
 
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
@@ -137,9 +139,18 @@ class OfferedRows:
         with self._transaction() as database:
             return _flaw(database, offer, to)
 
-    def record(self, offer: HashedRows, to: ExactSum, *, accepted: bool) -> None:
-        """On disk when this returns; `AnotherGroup`, and nothing is, if they must not be."""
+    def record(
+        self, offer: HashedRows, to: ExactSum, *, accepted: bool, without: bool = False
+    ) -> frozenset[bytes]:
+        """On disk when this returns; `AnotherGroup`, and nothing is, if they must not be.
+
+        With `without` those that must not be are left out instead, and returned.
+        """
+        refused: frozenset[bytes] = frozenset()
         with self._transaction() as database:
+            if without and not accepted:
+                refused = frozenset(_met_others(database, offer, to))
+                offer = replace(offer, rows=offer.rows - refused)
             if not accepted and (flaw := _flaw(database, offer, to)):
                 raise AnotherGroup(flaw, hint=HINT)
             database.execute(
@@ -159,6 +170,7 @@ class OfferedRows:
                 "INSERT OR IGNORE INTO offered_row VALUES (?, ?)",
                 [(row, number) for row in sorted(offer.rows)],
             )
+        return refused
 
 
 HINT: Final = (
@@ -202,6 +214,9 @@ class OneGroup:
         """
         if not self._exact:
             return
+        begun = self._periods.latest(self._plan.federation) if self._members else None
+        if begun is not None and not self._accepted:  # newer ones are left out when they are due
+            rows = self._rows_of(begun)
         self._offer = offer = self._store.offer(self._names, rows)
         flaw = self._store.flaw(offer, self._release())
         if flaw and not self._accepted:
@@ -222,12 +237,42 @@ class OneGroup:
         return self._periods.group(federation, members)
 
     def begin(self, requested: FrozenPeriod) -> FrozenPeriod:
-        """Likewise for the rows of a period, before any is offered."""
+        """Likewise for the rows of a period, before any is offered.
+
+        Once its group has begun, a new row that has met others is left out: a client that left for
+        it would show its data.
+        """
         if self._members and self._exact:
-            tables = self._plan.tables
-            rows = {tables[part.table].name: part.offered for part in requested.tables}
-            self._record(self._store.offer(self._names, rows))
+            offer = self._store.offer(self._names, self._rows_of(requested))
+            if self._periods.latest(requested.federation) is None:
+                self._record(offer)
+            else:
+                to, accepted = self._release(), self._accepted
+                refused = self._store.record(offer, to, accepted=accepted, without=True)
+                requested = self._without(requested, refused)
         return self._periods.begin(requested)
+
+    def _rows_of(self, period: FrozenPeriod) -> dict[str, Ids]:
+        return {self._plan.tables[part.table].name: part.offered for part in period.tables}
+
+    def _without(self, period: FrozenPeriod, refused: frozenset[bytes]) -> FrozenPeriod:
+        """The period with these rows among those that are left out (`FrozenTable.left_out`)."""
+        if not refused:
+            return period
+
+        def kept(name: str, ids: Ids) -> Ids:
+            met = [
+                bool(self._store.offer(self._names, {name: ids[at : at + 1]}).rows & refused)
+                for at in range(len(ids))
+            ]
+            left: Ids = ids[~np.array(met, dtype=bool)]
+            return left
+
+        tables = (
+            replace(part, offered=kept(self._plan.tables[part.table].name, part.offered))
+            for part in period.tables
+        )
+        return replace(period, tables=tuple(tables))
 
     def latest(self, federation: str) -> FrozenPeriod | None:
         return self._periods.latest(federation)
@@ -256,16 +301,22 @@ class OneGroup:
         )
 
 
-def _flaw(database: sqlite3.Connection, offer: HashedRows, to: ExactSum) -> str:
-    def elsewhere(before: Collection[ExactSum]) -> str:
-        """The federation in which something was offered before; "" where that is no matter."""
-        for one in before:
-            if one.federation == to.federation and one.members == to.members:
-                return ""
-        return next((one.name for one in before if one.fixed or to.fixed), "")
+def _elsewhere(before: Collection[ExactSum], to: ExactSum) -> str:
+    """The federation in which something was offered before; "" where that is no matter."""
+    for one in before:
+        if one.federation == to.federation and one.members == to.members:
+            return ""
+    return next((one.name for one in before if one.fixed or to.fixed), "")
 
+
+def _met_others(database: sqlite3.Connection, offer: HashedRows, to: ExactSum) -> dict[bytes, str]:
+    """Rows that were offered elsewhere, with the name of the federation."""
     found = _before(database, "offered_row", "row", "row", offer.rows)
-    again = [name for before in found.values() if (name := elsewhere(before))]
+    return {row: name for row, before in found.items() if (name := _elsewhere(before, to))}
+
+
+def _flaw(database: sqlite3.Connection, offer: HashedRows, to: ExactSum) -> str:
+    again = list(_met_others(database, offer, to).values())
     if again:
         return (
             f"{len(again)} of its {len(offer.rows)} rows were offered in federation "
@@ -273,10 +324,10 @@ def _flaw(database: sqlite3.Connection, offer: HashedRows, to: ExactSum) -> str:
             "whose rows they are"
         )
     namings = _before(database, "offered_data", "naming", "data", [offer.data])
-    if offer.naming in namings and not elsewhere(namings[offer.naming]):
+    if offer.naming in namings and not _elsewhere(namings[offer.naming], to):
         return ""
     for naming, before in namings.items():
-        if naming != offer.naming and (name := elsewhere(before)):
+        if naming != offer.naming and (name := _elsewhere(before, to)):
             return (
                 f"its data were offered in federation {name!r} before, with rows named in "
                 "another way: whether these are the same rows cannot be told"
