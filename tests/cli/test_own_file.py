@@ -119,6 +119,7 @@ def test_a_file_without_times_becomes_pairs_and_says_what_they_show(tmp_path, ca
     said = " ".join(capsys.readouterr().out.split())
     assert "model = pairs, as the file has no times: what goes together (EASE)" in said
     assert "[dp] epsilon = 10 per user, noise of each of two servers on every cell" in said
+    assert "on another data set" in said and "epsilon 10 / 3 / 1 had NDCG@10" in said
     plan = Plan.read(tmp_path / "plan.toml")
     assert plan.scheme == "two-server" and not plan.task.options["exact_pairs"]
     assert (plan.dp.unit, plan.dp.epsilon, plan.dp.trust) == ("user", 10.0, "each")
