@@ -302,6 +302,16 @@ def test_what_is_sent_leaves_at_a_fixed_delay_after_the_download(folder: Path) -
         assert 50.0 < run.client(first).leaves_in <= before, "a restart makes it no earlier"
 
 
+def test_the_state_of_a_leader_says_how_many_groups_are_retired_and_why(folder: Path) -> None:
+    with lab(folder) as run:
+        run.ready()
+        assert state_of(run.folder / SERVER)["retired"] is None
+        with run.leader.journal.step():
+            run.leader.retire(0, NOT_COME)
+        shown = state_of(run.folder / SERVER)
+        assert (shown["retired"], shown["retired_for"]) == (1, f"{NOT_COME} (1)")
+
+
 def test_a_restart_within_the_delay_does_not_say_whether_training_had_ended(folder: Path) -> None:
     """Killed before or after it stored its bytes: the same question, answer, times and deadline,
     and what was stored is sent as it was."""

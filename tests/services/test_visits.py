@@ -104,6 +104,7 @@ def test_a_question_is_held_until_something_is_due(lab: GroupLab) -> None:
             assert wire.kind_of(answer.body) is EpochWork, "its group was full: the round ended"
             assert door.status()["round"] == 0
             assert door.status()["membership"] == "groups on the operator's word"
+            assert (door.status()["retired"], door.status()["retired_for"]) == (0, "")
 
     asyncio.run(run())
 

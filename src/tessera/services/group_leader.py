@@ -39,13 +39,12 @@ from tessera.rounds.epochs.course import EpochCourse
 from tessera.rounds.epochs.server import EpochServer, EpochServerSetup
 from tessera.rounds.events import as_json
 from tessera.rounds.server_model import ServerModel
-from tessera.services.journal import NAME, Journal, outcome_text
+from tessera.services.journal import NAME, RETIRED, Journal, outcome_text
 from tessera.services.journal_stores import store_role, stored_role
 from tessera.services.link import Links
 
 NEXT_ROUND: Final = "next round"
 DELIVERED: Final = "delivered"
-RETIRED: Final = "retired "
 CACHED: Final = 64
 """Groups whose roles stay in memory."""
 CUTOFF: Final = "cut-off "

@@ -20,7 +20,8 @@ import fcntl
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Hashable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from enum import Enum, auto
 from pathlib import Path
@@ -38,6 +39,8 @@ GROUP: Final = "group"
 VOID_BEFORE: Final = "void snapshots before the group"
 """The fact that a client has joined a fixed group, which it has one of in its life."""
 LEFT_GROUP: Final = "left its group"
+RETIRED: Final = "retired "
+"""Before the number of a group: why its leader has retired it."""
 """The fact that it is out of it for good, and why."""
 OLD_COPY: Final = "old copy"
 """The fact that a party's state is one, for good: it would repeat what it has forgotten."""
@@ -418,6 +421,11 @@ def outcome_of(event: dict[str, Any]) -> dict[str, Any]:
     return {"outcome": "aborted", "reason": event["reason"], "phase": event["phase"]}
 
 
+def counted_reasons(reasons: Iterable[str]) -> str:
+    """Each reason with how often it is there, the most frequent first."""
+    return ", ".join(f"{why} ({count})" for why, count in Counter(reasons).most_common())
+
+
 def state_of(folder: Path) -> dict[str, Any]:
     """A party's state as an operator may see it: whose it is, its round, its last rounds, restarts
     and disk. No payloads, no row ids."""
@@ -442,6 +450,12 @@ def state_of(folder: Path) -> dict[str, Any]:
             epochs, missing = database.execute(
                 "SELECT COUNT(*), SUM(missing) FROM group_epoch WHERE closed IS NULL"
             ).fetchone()
+            retired = [
+                bytes(why).decode()
+                for (why,) in database.execute(
+                    "SELECT value FROM fact WHERE name LIKE ?", (f"{RETIRED}%",)
+                )
+            ]
             rounds = last_rounds(database)
     except sqlite3.DatabaseError as error:
         raise ConfigError(
@@ -453,6 +467,8 @@ def state_of(folder: Path) -> dict[str, Any]:
         "bundle": plan[:16],
         "round": round_id,
         "outgoing": waiting,
+        "retired": len(retired) or None,
+        "retired_for": counted_reasons(retired),
         "open": epochs or None,
         "missing": missing,
         "membership": ON_THE_OPERATORS_WORD if joined or epochs else "",

@@ -25,7 +25,7 @@ from tessera.services.group_commit import GroupCommit
 from tessera.services.group_leader import GroupLeaderService, VisitAnswer
 from tessera.services.http.app import FewAtOnce, LeaderApp, Route, json_answer, loading
 from tessera.services.http.requests import RefusedRequest, RequestChecker
-from tessera.services.journal import JournalFailed
+from tessera.services.journal import JournalFailed, counted_reasons
 from tessera.services.logs import JsonLog
 
 
@@ -109,6 +109,7 @@ class GroupConductor:
             "phase": "groups wait",
             "groups": len(leader.groups) - len(leader.retired),
             "retired": len(leader.retired),
+            "retired_for": counted_reasons(leader.retired.values()),
             "open": len(leader.open),
             "missing": sum(each.missing for each in leader.open.values()),
             "membership": ON_THE_OPERATORS_WORD,
