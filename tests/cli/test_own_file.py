@@ -195,6 +195,8 @@ def test_few_clients_over_the_cap_are_counted(tmp_path, capsys):
     found, over = json.loads(capsys.readouterr().out), np.count_nonzero(pairs == pairs[-1])
     assert (found["held"]["over_cap"], found["held"]["looked_at"]) == (over, 60)
     assert f"{over} of 60 clients hold more rows of a table" in " ".join(found["notes"])
+    solve = "after the last round the server solves over 90 x 90 numbers, 0.3 MB"
+    assert solve in found["notes"]
 
 
 def test_times_that_nobody_can_read_are_said_and_not_dropped_in_silence(tmp_path, capsys):

@@ -85,19 +85,64 @@ def test_histories_count_by_how_long_ago():
 
 def test_a_pair_with_too_few_holders_is_not_published():
     pairs = Pairs(items=ITEMS, tau=1.0, penalty=1.0)
-    table = LazyTable(TableSpec(name=TABLE, size=pairs.cells, width=2, initial=Zeros()))
-    for own in [[0, 1], [0, 1], [0, 2]]:
-        _, cell, weight = pairs.counts(of([own]))
-        ids = cell.astype(np.uint64)
-        values = np.stack([weight, np.ones(len(cell))], 1).astype(np.float32)
-        table.put(ids, table.values(ids) + values, np.ones(len(ids), np.int64))
     latest = np.array([[0, -1]])
     some = Examples({"history": latest, SEEN: latest})
-    summed = SummedModel(np.zeros(0, np.float32), {TABLE: table})
+    summed = summed_up(pairs, [[0, 1], [0, 1], [0, 2]])
     everything = PairModel(pairs, 1).solved(summed)(some)[0]
     published = PairModel(pairs, 2).solved(summed)(some)[0]
     assert everything[1] > everything[2] > 0
     assert published[1] > 0 and published[2] == 0
+
+
+def summed_up(pairs: Pairs, sequences) -> SummedModel:
+    table = LazyTable(TableSpec(name=TABLE, size=pairs.cells, width=2, initial=Zeros()))
+    for own in sequences:
+        _, cell, weight = pairs.counts(of([own]))
+        ids = cell.astype(np.uint64)
+        values = np.stack([weight, np.ones(len(cell))], 1).astype(np.float32)
+        table.put(ids, table.values(ids) + values, np.ones(len(ids), np.int64))
+    return SummedModel(np.zeros(0, np.float32), {TABLE: table})
+
+
+@pytest.mark.parametrize("tau", [0.0, 2.0])
+def test_of_a_catalogue_without_room_the_most_held_items_are_solved(monkeypatch, tau):
+    rng = np.random.default_rng(5)
+    often = [0, 2, 3, 5]  # the others have few holders
+    chances = np.where(np.isin(np.arange(ITEMS), often), 1.0, 0.1)
+    chances /= chances.sum()
+    sequences = [rng.choice(ITEMS, 5, replace=False, p=chances).tolist() for _ in range(200)]
+    pairs = Pairs(items=ITEMS, tau=tau, penalty=1.0)
+    latest = np.array([[2, 1, 5], [1, -1, -1]])
+    some, summed = Examples({"history": latest, SEEN: latest}), summed_up(pairs, sequences)
+    whole = PairModel(pairs).solved(summed)(some)
+    monkeypatch.setattr("tessera.learning.models.pairs.physical_memory", lambda: 2 * 4 * 8 * 4**2)
+    assert pairs.solved_items == 4
+    assert "solves over 4 x 4 numbers" in PairModel(pairs).cost
+    assert f"all {ITEMS} items would take" in PairModel(pairs).cost
+    found = PairModel(pairs).solved(summed)(some)
+    # The same as if only these items existed, under their numbers.
+    few, place = Pairs(items=4, tau=tau, penalty=1.0), np.full(ITEMS + 1, -1)
+    place[often] = np.arange(4)
+    tables = pairs_tables(pairs, sequences)[:, often][:, :, often]
+    assert_allclose(
+        found[:, often], few.history(place[latest]) @ few.solved(tables), rtol=1e-4, atol=1e-7
+    )
+    # Below them popularity, which is all that is left of a history without any of them.
+    rest = np.setdiff1d(np.arange(ITEMS), often)
+    holders = np.array([sum(k in own[: len(own) - bool(tau)] for own in sequences) for k in rest])
+    assert np.array_equal(found[0, rest], found[1, rest]) and (found[:, rest] < 1e-8).all()
+    assert_allclose(found[0, rest] / found[0, rest].max(), holders / holders.max())
+    assert set(np.argsort(-found[1])[:4].tolist()) == set(often)
+    assert not np.allclose(whole, found)
+
+
+def pairs_tables(pairs: Pairs, sequences):
+    _, cell, weight = pairs.counts(of(sequences))
+    flat = np.bincount(cell, weights=weight, minlength=pairs.cells)
+    tables = flat.reshape(-1, ITEMS, ITEMS)
+    upper = np.triu(tables[0], 1)
+    tables[0] = upper + upper.T + np.diag(np.diag(tables[0]))
+    return tables
 
 
 def test_the_largest_entries_of_each_row_stay():

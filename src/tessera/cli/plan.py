@@ -109,8 +109,9 @@ def plan(
     held: HeldRows | None = None
     given: Sequence[Filled] = ()
     beside: dict[str, Any] = {}
+    solve = ""
     if not found.is_complete:
-        found, held, given, beside = with_task(found, data)
+        found, held, given, beside, solve = with_task(found, data)
     warn_if_slow(found)
     assumed = found.union.max_rows if held is None else held.mean
     absent = found.security.dropout if dropout is None else dropout
@@ -131,6 +132,8 @@ def plan(
     report["filled_in"] = [
         {"key": one.key, "value": one.text, "because": one.because} for one in given
     ]
+    if solve:
+        report["notes"] = [*report["notes"], f"after the last round {solve}"]
     if beside:
         report["beside"] = beside
         report["notes"] = [*report["notes"], beside_in_words(beside)]
@@ -150,7 +153,7 @@ def side_by_side(
     """Every scheme for the plan's task, or for its tables."""
     held = None
     if not plan.is_complete:
-        plan, held, _, _ = with_task(plan, data)
+        plan, held, *_ = with_task(plan, data)
     if rows is None:
         rows = plan.union.max_rows if held is None else held.mean
     found = [under(plan, entry, rows) for entry in schemes.SCHEMES.values()]
@@ -164,12 +167,15 @@ def side_by_side(
     show_schemes(found, title)
 
 
-def with_task(plan: Plan, data: Path | None) -> tuple[Plan, HeldRows, list[Filled], dict[str, Any]]:
-    """The plan with its task's model, the rows that its clients hold, what was filled in, and what
-    a second model costs, where the task has one."""
+def with_task(
+    plan: Plan, data: Path | None
+) -> tuple[Plan, HeldRows, list[Filled], dict[str, Any], str]:
+    """The plan with its task's model, the rows that its clients hold, what was filled in, what a
+    second model costs, where the task has one, and what sums take to be solved, if they are."""
     from tessera import tasks
     from tessera.plan.defaults import filled_in, plan_beside, with_defaults
     from tessera.runs.held import HeldRows
+    from tessera.tasks.sequences import SOLVE
 
     def completed(plan: Plan, task: Task) -> tuple[Plan, list[Filled]]:
         given = filled_in(plan, task)
@@ -188,7 +194,9 @@ def with_task(plan: Plan, data: Path | None) -> tuple[Plan, HeldRows, list[Fille
             "bytes_up": sum(costs.bytes_up().values()),
             "bytes_down": sum(costs.bytes_down().values()),
         }
-    return whole, HeldRows.of(task, whole), given, beside
+    summed = task if task.beside is None else task.beside.task
+    solve = str(summed.data.facts.get(SOLVE, ""))
+    return whole, HeldRows.of(task, whole), given, beside, solve
 
 
 def beside_in_words(beside: Mapping[str, Any]) -> str:

@@ -54,6 +54,8 @@ UNION, OWN = "union", "own"
 CANDIDATES: Final = (UNION, OWN)
 SMALL_CATALOGUE: Final = 3_000
 """Items, from which on 30 negatives of each member of a group are enough beside its union."""
+SOLVE: Final = "solve"
+"""The fact about what it takes."""
 MOST_TOGETHER: Final = 1_000
 """Clients in a round of sums; of more, each is in one of several rounds."""
 
@@ -219,6 +221,7 @@ def _pairs(
     if min_holders < 1:
         raise ConfigError(f"task: min_holders = {min_holders}", hint="1 or more")
     step, clip = _whole_steps(float(weight.max(initial=1.0)))
+    model = PairModel(pairs, min_holders)
     rounds = -(-data.clients // MOST_TOGETHER)
     return Task(
         name=data.name,
@@ -236,13 +239,14 @@ def _pairs(
                 "whoever has the exact sums (the known-row figure)",
                 "published": f"the 200 largest weights of each item, from pairs with {min_holders} "
                 "holders or more",
+                SOLVE: model.cost,
             },
         ),
         module=lambda: build({"name": "pairs"}),
         tables=Tables({"pairs.weight": Table(CELL, size=pairs.cells, initial=Zeros())}),
         metric=metric,
         learner=lambda bound, training: PairCounter(),
-        solve=PairModel(pairs, min_holders).solved,
+        solve=model.solved,
         recommended=replace(
             _SUMMED,
             clip=clip,

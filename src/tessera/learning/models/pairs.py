@@ -18,8 +18,9 @@ Cells are rows of a virtual table with 2 m^2 rows: HH, of which the upper half i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -40,6 +41,7 @@ Ints = npt.NDArray[np.int64]
 BAND: Final = 4.0
 """So many times tau are the places that still count; what is beyond has weights below .02."""
 AT_ONCE: Final = 512
+_NUMBERS: Final = 4 * 8  # bytes of a cell: four tables at a time
 KEPT: Final = 200
 """Entries of each row of B that are published: the largest."""
 
@@ -74,7 +76,14 @@ class Pairs:
     @property
     def memory(self) -> int:
         """Bytes that the solve takes."""
-        return 4 * 8 * self.items**2
+        return _NUMBERS * self.items**2
+
+    @property
+    def solved_items(self) -> int:
+        """Items that a solve on this machine has room for."""
+        memory = physical_memory()
+        most = self.items if memory is None else math.isqrt(memory // 2 // _NUMBERS)
+        return max(1, min(self.items, most))
 
     # --- what a client adds -----------------------------------------------------------------------
 
@@ -184,6 +193,7 @@ def largest(weights: Doubles, kept: int = KEPT) -> Doubles:
 
 
 TABLE: Final = "pairs"
+_BELOW: Final = 1e-9  # so little does popularity count beside a weight
 CELL: Final = "cell"
 WEIGHT: Final = "weight"
 
@@ -225,10 +235,27 @@ class PairModel:
 
     `min_holders` limits what a reader of the model sees, and nobody else: whoever opened the sums
     has them all. An item's own cell counts who has the item, and stays.
+
+    Of a catalogue too large for a solve the items with the most holders are solved, as many as
+    there is memory for; the others, and users without any of those, keep popularity.
     """
 
     pairs: Pairs
     min_holders: int = 1
+
+    @property
+    def cost(self) -> str:
+        """What the solve takes, in words."""
+        items, solved = self.pairs.items, replace(self.pairs, items=self.pairs.solved_items)
+        said = f"the server solves over {solved.items:,} x {solved.items:,} numbers"
+        said += f", {solved.memory / 1e6:,.1f} MB"
+        if solved.items == items:
+            return said
+        return (
+            f"{said}: all {items:,} items would take {self.pairs.memory / 1e6:,.1f} MB, more than "
+            "half of what this machine has, so that those with the most holders are solved and "
+            "the others keep popularity"
+        )
 
     def solved(self, summed: SummedModel) -> ItemScores:
         """ItemScores from the sums as they are now."""
@@ -237,10 +264,33 @@ class PairModel:
         cell, held = ids.astype(np.int64), table.values(ids).astype(np.float64)
         itself = (cell < m * m) & (cell // m == cell % m)
         kept = itself | (held[:, 1] >= self.min_holders - 0.5)
-        sums = self.pairs.sums([(cell[kept], held[kept, 0])])
-        weights = largest(self.pairs.solved(sums))
+        cell, weight = cell[kept], held[kept, 0]
+        field = "history" if self.pairs.tau else SEEN
+        if self.pairs.solved_items == m:
+            weights = largest(self.pairs.solved(self.pairs.sums([(cell, weight)])))
+            return lambda some: self.pairs.history(some[field]) @ weights
+        holders = np.zeros(m)
+        holders[ids[itself].astype(np.int64) % m] = held[itself, 1]
+        return self._of_most_held(cell, weight, holders, field)
+
+    def _of_most_held(
+        self, cell: Ints, weight: Doubles, holders: Doubles, field: str
+    ) -> ItemScores:
+        """Scores by the items with the most holders, and below them by popularity."""
+        m, few = self.pairs.items, replace(self.pairs, items=self.pairs.solved_items)
+        chosen = np.sort(np.argsort(-holders, kind="stable")[: few.items])
+        place = np.full(m + 1, -1, np.int64)  # the last: of no item
+        place[chosen] = np.arange(few.items)
+        table, inside = np.divmod(cell, m * m)
+        first, second = place[inside // m], place[inside % m]
+        both = (first >= 0) & (second >= 0)
+        at = (table * few.items**2 + first * few.items + second)[both]
+        weights = largest(few.solved(few.sums([(at, weight[both])])))
+        popular = _BELOW * holders / max(1.0, float(holders.max(initial=0.0)))
 
         def scores(some: Examples) -> Doubles:
-            return self.pairs.history(some["history" if self.pairs.tau else SEEN]) @ weights
+            found = np.tile(popular, (len(some), 1))
+            found[:, chosen] += few.history(place[some[field]]) @ weights
+            return found
 
         return scores
