@@ -29,7 +29,7 @@ from tessera.report.numbers import predictor, score
 from tessera.report.progress import to_be_shown
 from tessera.report.sections import ranking, summary
 from tessera.rounds import schemes
-from tessera.rounds.events import Event, is_charged
+from tessera.rounds.events import Event, is_charged, told
 from tessera.rounds.noise import noise_of
 from tessera.runs.central import CentralTraining
 from tessera.runs.client_training import Trainer
@@ -100,9 +100,12 @@ class Run:
         """The metric when it was last measured."""
         return self.curve[-1][1] if self.curve else None
 
-    def to_frame(self) -> Any:
-        """The finished rounds as a pandas DataFrame; bytes and seconds as sums of categories."""
-        return tables.as_frame(self.rounds)
+    def to_frame(self, *, exact: bool = False) -> Any:
+        """The finished rounds as a pandas DataFrame; bytes and seconds as sums of categories.
+
+        Of a run with [dp] what is charged or public; with `exact` all, to keep, not to pass on.
+        """
+        return tables.as_frame([told(self.plan, line, exact=exact) for line in self.rounds])
 
     def _repr_html_(self) -> str:
         """For a notebook: what was run, and its curve."""
@@ -115,9 +118,13 @@ class Run:
         drawn = [Markup(tables.standalone(chart)) for chart in curve]
         return tables.card(figures.title, facts, *drawn, join(ranking.ranking([figures])))
 
-    def report(self, path: Path | str | None = None) -> Path:
-        """Write the page; without a path into the run's folder."""
-        return page.write([self.folder], Path(path) if path else self.folder / REPORT)
+    def report(self, path: Path | str | None = None, *, exact: bool = False) -> Path:
+        """Write the page; without a path into the run's folder.
+
+        Elsewhere the page of a run with [dp] has charged and public figures only, unless `exact`.
+        """
+        out = Path(path) if path else self.folder / REPORT
+        return page.write([self.folder], out, exact=exact)
 
     def export(self, task: Task | None = None, out: Path | str | None = None) -> Path:
         """Save the trained model for `tessera.load`; a task of your own has to be passed."""

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from tessera.cli.format import AsCsv, AsJson, check_new, figures_written, write_new
+from tessera.cli.format import AsCsv, AsJson, Exact, check_new, figures_written, write_new
 from tessera.report import comparison, tables
 from tessera.report import page as report
 from tessera.report.lineup import load_all
@@ -28,14 +28,7 @@ def compare(
     out: Annotated[Path, typer.Option(help="File of the page.")] = PAGE,
     csv: AsCsv = None,
     svg: Annotated[Path | None, typer.Option(help="Write the curves as SVG.")] = None,
-    exact: Annotated[
-        bool,
-        typer.Option(
-            "--exact",
-            help="Also figures of runs with [dp] that are outside the privacy budget, marked: not "
-            "to be published.",
-        ),
-    ] = False,
+    exact: Exact = False,
     as_json: AsJson = False,
 ) -> None:
     """Put RUNs on the same data side by side: a table here, and a page with their curves."""

@@ -33,6 +33,14 @@ AsCsv = Annotated[
         help="Write the figures as CSV; - is stdout, with nothing else on it.",
     ),
 ]
+Exact = Annotated[
+    bool,
+    typer.Option(
+        "--exact",
+        help="Also figures of runs with [dp] that are outside the privacy budget, marked: not to "
+        "be published.",
+    ),
+]
 DataFolder = Annotated[
     Path | None, typer.Option(help="Folder of data sets (default: $TESSERA_DATA).")
 ]

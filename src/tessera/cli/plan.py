@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -43,6 +43,11 @@ if TYPE_CHECKING:
     from tessera.plan.defaults import Filled
     from tessera.runs.held import HeldRows
     from tessera.tasks import Task
+
+OUTSIDE: Final = (
+    "outside epsilon: how many rows clients hold is counted in the task's data. A deployment has "
+    "no such count; whoever chooses a plan by it has looked at the data"
+)
 
 
 def plan(
@@ -422,6 +427,8 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
     plan, entry = forecast.plan, schemes.of(forecast.plan)
     if report["dp"] is not None:
         yield from paper_notes(report["dp"]["printed"])
+        if report["held"] is not None:
+            yield OUTSIDE
     if forecast.rows.left_out and entry.hides:
         yield (
             f"{forecast.rows.left_out} rows of every client are over the cap, max_rows = "
@@ -483,7 +490,7 @@ def two_server_notes(report: Mapping[str, Any]) -> list[str]:
             "a row that only one client writes is opened as that client's exact update, without "
             "its identity"
         )
-    if fewer is not None:
+    if fewer is not None and not (report["dp"] and report["held"]):  # it would follow from data
         held = f"{report['assumed']['rows_per_client']:,} are assumed"
         if report["held"] is not None:
             held = "clients hold {mean:,} on average and {most:,} at most".format(**report["held"])

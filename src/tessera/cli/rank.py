@@ -14,11 +14,12 @@ from tessera.cli.format import (
     AsCsv,
     AsJson,
     DataFolder,
+    Exact,
     figures_written,
     show_ranking,
 )
 from tessera.report.terminal import Page
-from tessera.rounds.events import NOT_CHARGED, is_charged, marked
+from tessera.rounds.events import NOT_CHARGED, is_charged, told
 from tessera.runs.folder import RunFolder
 from tessera.runs.ranking import USERS, full_ranking
 
@@ -45,6 +46,7 @@ def rank(
     ] = False,
     data: DataFolder = None,
     csv: AsCsv = None,
+    exact: Exact = False,
     as_json: AsJson = False,
 ) -> None:
     """Recall and NDCG of a run's model over all items, beside predictors that need none."""
@@ -61,10 +63,10 @@ def rank(
         print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
     plan = RunFolder.load(run).plan
     rows = [{"predictor": name, **own} for name, own in found.figures.items()]
-    if figures_written([marked(plan, row) for row in rows], csv):
+    if figures_written([told(plan, row, exact=exact) for row in rows], csv):
         return
     if as_json:
-        typer.echo(json.dumps(marked(plan, asdict(found))))
+        typer.echo(json.dumps(told(plan, asdict(found), exact=exact)))
         return
     page = Page()
     show_ranking(found, page)

@@ -21,6 +21,7 @@ from tessera.cli.format import (
     AsCsv,
     AsJson,
     DataFolder,
+    Exact,
     check_new,
     figures_written,
     show_ranking,
@@ -34,7 +35,7 @@ from tessera.report.figures import RunFigures
 from tessera.report.numbers import score
 from tessera.report.progress import progress
 from tessera.report.terminal import Page
-from tessera.rounds.events import NOT_CHARGED, Event, RoundAbort, is_charged, marked
+from tessera.rounds.events import NOT_CHARGED, Event, RoundAbort, is_charged, told
 from tessera.rounds.noise import noise_of
 from tessera.rounds.resolve import resolve
 from tessera.runs.folder import (
@@ -91,6 +92,7 @@ def run(
         typer.Option(metavar="0,1,2", help="Run once per seed; mean and deviation at the end."),
     ] = "",
     csv: AsCsv = None,
+    exact: Exact = False,
     insecure_test_entropy: Annotated[
         str | None,
         typer.Option(metavar="TEXT", help="Derive every secret from TEXT. For tests only."),
@@ -151,6 +153,7 @@ def run(
                 record_views=record_views,
                 script=insecure_test_entropy,
                 csv=csv,
+                exact=exact,
                 as_json=as_json,
             )
             return
@@ -162,6 +165,7 @@ def run(
             trainer=trainer,
             record_views=record_views,
             script=insecure_test_entropy,
+            exact=exact,
             as_json=as_json,
         )
         return
@@ -190,7 +194,14 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def several(
-    plan: Plan, seeds: Sequence[int], *, top: Path, csv: Path | None, as_json: bool, **how: Any
+    plan: Plan,
+    seeds: Sequence[int],
+    *,
+    top: Path,
+    csv: Path | None,
+    exact: bool,
+    as_json: bool,
+    **how: Any,
 ) -> None:
     """A run per seed, each in a folder of `top`; mean and standard deviation of the metric."""
     if top.exists():
@@ -198,9 +209,7 @@ def several(
     found = []
     for seed in seeds:
         folder = top / f"seed-{seed}"
-        train(
-            replace(plan, seed=seed), folder=folder, resume=False, as_json=False, quiet=True, **how
-        )
+        train(replace(plan, seed=seed), folder=folder, resume=False, quiet=True, **how)
         found.append(run_summary.summary(folder))
     finals = [one["final"] for one in found if one["final"] is not None]
     logs = [RunFolder.load(Path(one["folder"])) for one in found]
@@ -214,16 +223,18 @@ def several(
         "folders": [one["folder"] for one in found],
         "together": together,
     }
-    facts = marked(logs[0].plan, facts)
-    exact = "" if is_charged(logs[0].plan, "finals") else f" ({NOT_CHARGED})"
+    first = logs[0].plan
+    mark = "" if is_charged(first, "finals") else f" ({NOT_CHARGED})"
+    named = f"{facts['metric']}{mark}" if exact else str(facts["metric"])
+    passed = [told(first, {"final": one["final"]}, exact=exact)["final"] for one in found]
     rows = [
-        {"seed": s, f"{facts['metric']}{exact}": one["final"], "folder": one["folder"]}
-        for s, one in zip(seeds, found, strict=True)
+        {"seed": s, named: final, "folder": one["folder"]}
+        for s, final, one in zip(seeds, passed, found, strict=True)
     ]
     if figures_written(rows, csv):
         return
     if as_json:
-        typer.echo(json.dumps(facts))
+        typer.echo(json.dumps(told(first, facts, exact=exact)))
         return
     listed = [
         (f"{facts['metric']}, seed {s}", score(one["final"]))
@@ -233,7 +244,7 @@ def several(
     listed.append(("standard deviation", score(facts["deviation"])))
     page = Page()
     page.figures(listed)
-    if exact:
+    if mark:
         page.say(f"{facts['metric']}: {NOT_CHARGED}")
     if together:
         page.say(together)
@@ -249,7 +260,8 @@ def train(
     trainer: str,
     record_views: bool,
     script: str | None,
-    as_json: bool,
+    exact: bool = False,
+    as_json: bool = False,
     quiet: bool = False,
 ) -> None:
     """Load the task, train it, write the report and print a summary."""
@@ -296,7 +308,7 @@ def train(
     if quiet:
         return
     if as_json:
-        typer.echo(json.dumps(facts))
+        typer.echo(json.dumps(told(plan, facts, exact=exact)))
     else:
         run_summary.show(facts, page, Page())
         if isinstance(task.metric, NextMetric) and is_charged(plan, "figures"):

@@ -451,7 +451,8 @@ def check_cap(plan: Plan, task: Task) -> None:
     raise ConfigError(
         f"max_rows = {cap:,}: {np.count_nonzero(rows > cap):,} of {rows.size:,} clients of task "
         f"{task.name!r} have more rows ({what}), and rows over it are not trained",
-        hint=f"max_rows = {most} in [union] is enough for everybody{fewer}",
+        hint=f"max_rows = {most} in [union] is enough for everybody{fewer}"
+        + ("" if plan.dp is None else "; it is counted in the data, outside epsilon"),
     )
 
 

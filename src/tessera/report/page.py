@@ -101,13 +101,16 @@ SECTIONS: Final = (
 )
 
 
-def write(folders: Sequence[Path], out: Path) -> Path:
-    """Write the runs' own page to `out`, all of it or nothing, exact figures marked; return `out`.
+def write(folders: Sequence[Path], out: Path, *, exact: bool = False) -> Path:
+    """Write the runs' page to `out`, all of it or nothing; return `out`.
 
+    In a run's own folder, and anywhere with `exact`, it has the figures that no budget paid for,
+    marked; elsewhere those of runs with [dp] are withheld.
     `ConfigError` if a folder holds no training run, if runs do not compare, or if `out` is
     there and not a page of ours.
     """
-    return save(page(load_all(folders, exact=True)), out)
+    own = len(folders) == 1 and out.resolve().is_relative_to(Path(folders[0]).resolve())
+    return save(page(load_all(folders, exact=exact or own)), out)
 
 
 def save(text: str, out: Path) -> Path:

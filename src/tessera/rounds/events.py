@@ -152,11 +152,13 @@ def _plain(value: Any) -> Any:
 # answered, or from the account itself. Every other one is an exact function of somebody's data. A
 # simulation knows such figures, no budget has paid for them, and one of them may undo the rest: an
 # AUC of 16 digits over a few examples tells their labels. So a plan's figures are looked up here by
-# name, and a name that nobody has decided about is not charged.
+# name, in the one list there is, and a name that nobody has decided about is not charged. A test
+# (`tests/runs/test_charged.py`) finds names that are missing.
 #
-# What is made to be passed on (an exported model, `tessera compare`) holds charged and public
-# figures only. A run's own files, report and terminal keep the others, each marked `NOT_CHARGED`. A
-# plan without [dp] has no number that they could break, and nothing is marked.
+# What leaves a run's own folder has charged and public figures only (`passed_on`): an exported
+# model, `tessera compare`, a page elsewhere, CSV, JSON and data frames. The files in that folder,
+# its report and a terminal keep the others, each marked `NOT_CHARGED`. A plan without [dp] has no
+# number that they could break, and nothing is marked or withheld.
 
 NOT_CHARGED: Final = "simulation only, not charged"
 """How every exact figure is marked; in files it is the key under which their names are."""
@@ -175,7 +177,7 @@ NAMES: Final = {
         # Of who answered, and when. Training that fails through data sends zeros like any other.
         *("phase", "visit", "time", "reason", "why_given_up", "rounds_given_up", "ended"),
         *("groups_aborted", "groups_opened", "groups_retired", "waited"),
-        *("seeds", "folders", "predictor"),
+        *("seed", "seeds", "folders", "predictor", "sampled", "part", "scale", "score"),
         # Rows of the marks and of the popularity have noise (`learning/popularity.py`).
         "selection",
     },
@@ -193,6 +195,21 @@ NAMES: Final = {
         "counted",
     },
     Figure.ROWS: {"bytes_up", "bytes_down", "bytes_between", "writing"},
+    Figure.EXACT: {
+        # Of what clients trained and sent, without noise.
+        *("union_rows", "union_residual", "rows_opened", "rows_below_quorum", "rows_shrunk"),
+        *("rows_lost", "rows_exposed", "rows_out_of_bounds", "rows_over_cap", "rows_left_home"),
+        *("singleton_rows", "weight", "loss", "clipped", "not_finite", "broken", "excluded"),
+        *("groups_not_finite", "unmasked", "in_the_open", "local rows"),
+        # Times: training takes as long as a client has examples.
+        *("client_seconds", "server_seconds", "helper_seconds", "seconds"),
+        # Of the data itself, and of predictors that are computed where all of it is.
+        *("task.facts", "task.examples", "task.test_examples", "data", "trivial"),
+        *("ahead_of_trivial", "setup", "mixture"),
+        # Of a ranking (`runs/ranking.py`) and of one user's lists (`runs/recommend.py`).
+        *("figures", "targets", "candidates", "looks", "client", "user", "ratings", "mask"),
+        *("recommended", "past", "came_next", "place"),
+    },
 }
 FIGURES: Final = {name: figure for figure, names in NAMES.items() for name in names}
 
@@ -212,8 +229,18 @@ def marked(plan: Plan, figures: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, NOT_CHARGED: ", ".join(names)} if names else kept
 
 
+def told(plan: Plan, figures: Mapping[str, Any], *, exact: bool) -> dict[str, Any]:
+    """Figures for a file or another program: what may be passed on, or with `exact` all, marked."""
+    return marked(plan, figures) if exact else passed_on(plan, figures)
+
+
 def passed_on(plan: Plan, figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The same without what is not charged: None, or without entries where a figure has parts."""
+    """The same without what is not charged: None, or without entries where a figure has parts.
+
+    All of it, where the plan has no [dp].
+    """
+    if plan.dp is None:
+        return dict(figures)
     found: dict[str, Any] = {}
     for name, value in figures.items():
         if name == "task" and isinstance(value, Mapping):
