@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
-from tessera.learning.averaging import Average
+from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.compression import ROWS, shapes_of
 from tessera.plan.dp import DPPlan, NoisyRows, listed_rows
 from tessera.plan.scheme import Scheme
@@ -259,6 +259,8 @@ def check_noise(plan: Plan, dp: DPPlan) -> None:
                 "what the noise is made for",
                 hint=f"[update] {name} is the quantiser's range: make it {dp.clip:g} or more",
             )
+    if dp.correlated and plan.server is not None:
+        _check_constant(plan.server)
     training = plan.training
     if training is None:
         return
@@ -287,6 +289,40 @@ def check_noise(plan: Plan, dp: DPPlan) -> None:
             f"unit = {dp.unit.value!r}: the number of steps and the divisor are not to follow from "
             "the data",
             hint="use [dp] steps, and for batch the number of examples that a batch is to have",
+        )
+
+
+def _check_constant(server: ServerStep) -> None:
+    """Correlated noise cancels where every round's sum is added with the same weight."""
+    for what, wrong, hint in (
+        ("optimizer", server.optimizer not in ("plain", "sum"), 'optimizer = "plain" or "sum"'),
+        ("decay", server.decay != 1.0, "decay = 1"),
+        ("schedule", server.schedule != "constant", 'schedule = "constant"'),
+        ("threshold", server.threshold > 0.0, "threshold = 0"),
+    ):
+        if wrong:
+            raise ConfigError(
+                f"[dp] correlated with [server] {what} = {getattr(server, what)!r}: sums of rounds "
+                "would be added with different weights, and noise of one round would not cancel "
+                "that of another",
+                hint=f"use {hint} in [server], or leave correlated out of [dp]",
+            )
+
+
+def _check_correlated(plan: Plan, dp: DPPlan) -> None:
+    """What correlated noise needs of the model's rows and of the cohorts."""
+    if plan.drawn_in_secret:
+        raise ConfigError(
+            "[dp] correlated with cohorts that are drawn in secret: there is no account of a "
+            "sample under correlated noise",
+            hint='a public schedule, [cohorts] drawn = "schedule", or leave correlated out',
+        )
+    if plan.narrows or (plan.by_rows and not dp.listed and plan.scheme is not Scheme.TWO_SERVER):
+        raise ConfigError(
+            "[dp] correlated where a round opens the rows of its own clients: noise of a row that "
+            "opens in some rounds does not cancel",
+            hint='use rows = "all", a public "list" or "selected", or domain = "whole" in '
+            "[two_server]",
         )
 
 
@@ -342,6 +378,8 @@ def check_noise_in_sums(plan: Plan, dp: DPPlan) -> None:
             "divided by the number of clients that is expected, and not by counts",
             hint="leave counts out of [dp]",
         )
+    if dp.correlated:
+        _check_correlated(plan, dp)
     if dp.trust is Trust.SHARES:
         _check_shares(plan, dp)
     elif dp.trust is Trust.EACH:

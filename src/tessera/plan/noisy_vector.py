@@ -7,7 +7,8 @@ that is how far one client moves the sum, and what the noise is for. Everything 
 the plan, and nothing from data.
 
 Each of `sources` that count adds a discrete Gaussian; together they are `noise` bounds deep. There
-may be up to `most_sources` of them in a sum, for which the ring has room but for 2^-40.
+may be up to `most_sources` of them in a sum, for which the ring has room but for 2^-40. Noise that
+is correlated over rounds is wider than what a round draws for itself, and has the room for that.
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ class NoisyVector:
     sources: int
     most_sources: int
     counts: float = 0.0
+    correlated: float = 0.0
+    """Deviation of one round's noise over that of its own draw, where it has other rounds', too."""
 
     def __post_init__(self) -> None:
-        if self.noise and self.deviation < LEAST_DEVIATION:
+        if self.noise and not self.correlated and self.deviation < LEAST_DEVIATION:
             raise ConfigError(
                 f"[dp] noise = {self.noise:g}: a share of it has a deviation of "
                 f"{self.deviation:.3g} integers, too narrow for an account of the sum",
@@ -62,7 +65,7 @@ class NoisyVector:
 
     @property
     def deviation(self) -> float:
-        """Of the noise that one source adds to each word, in integers."""
+        """Of the noise that one source draws for each word of a round, in integers."""
         return self.noise * self.bound / math.sqrt(self.sources)
 
     @property
@@ -80,13 +83,14 @@ class NoisyVector:
         """No word of a sum has noise beyond this, but for 2^-40 in all.
 
         A sum of discrete Gaussians is subgaussian with its own deviation (Canonne, Kamath, Steinke
-        2020, arXiv 2004.00010, Corollary 17).
+        2020, arXiv 2004.00010, Corollary 17). Correlated noise is rounded, by each source.
         """
         if not self.noise:
             return 0
-        deviation = self.deviation * math.sqrt(self.most_sources)
+        deviation = self.deviation * (self.correlated or 1.0) * math.sqrt(self.most_sources)
         logs = math.log(2.0 * self.words) + TAIL_BITS * math.log(2.0)
-        return math.ceil(deviation * math.sqrt(2.0 * logs))
+        rounded = self.most_sources if self.correlated else 0
+        return math.ceil(deviation * math.sqrt(2.0 * logs)) + rounded
 
     @property
     def largest(self) -> int:

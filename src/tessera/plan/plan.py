@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tessera.crypto.correlated import BandedInverse
 from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError
 from tessera.ids import RoundId, StageId, TableId
@@ -57,7 +58,9 @@ from tessera.plan.sections import (
     choose_by_name,
 )
 from tessera.plan.toml import digest
+from tessera.privacy.dp.correlation import Correlation, optimised
 from tessera.privacy.dp.guarantee import Trust
+from tessera.privacy.dp.participation import Participation
 from tessera.privacy.index.bound import Promise
 from tessera.protocols.secagg.params import GraphKind, RowSumSpec, SecAggParams, StageSpec, Threat
 from tessera.protocols.union.choice import choose
@@ -433,7 +436,20 @@ class Plan:
             sources=max(1, self.least_survivors - self.corrupt_shares) if shares else 1,
             most_sources=self.cohort if shares else servers,
             counts=dp.counts,
+            correlated=self.correlation.one_round if dp.correlated else 0.0,
         )
+
+    @cached_property
+    def correlation(self) -> Correlation:
+        """How noise is correlated over the rounds of a training, and who may be in which of them.
+
+        Optimised coefficients are the same on one machine; others read them in the plan.
+        """
+        dp, rounds = self.dp, self.simulation.rounds
+        bound = Participation(rounds=rounds, most=rounds, separation=1)
+        if dp is None or not dp.correlated or dp.coefficients:
+            return Correlation(BandedInverse() if dp is None else dp.inverse, bound)
+        return Correlation(optimised(bound, dp.terms), bound)
 
     @cached_property
     def ring(self) -> Ring:

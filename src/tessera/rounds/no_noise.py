@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tessera.crypto.correlated import BandedInverse
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.group import Words
 from tessera.crypto.prg import Stream
@@ -100,6 +101,11 @@ class Noise:
     def server_deviation(self) -> float:
         """Of the noise that each of two servers adds to every word of its share; 0: none."""
         return 0.0
+
+    @property
+    def correlation(self) -> BandedInverse:
+        """How the noise of a round is mixed with that of rounds before it."""
+        return self.plan.correlation.inverse
 
     @property
     def in_the_sum(self) -> float:
