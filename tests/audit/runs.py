@@ -13,6 +13,7 @@ from tessera.learning.tables.spec import TableSpec
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
 from tessera.learning.tables.table import LazyTable
 from tessera.plan import (
+    CohortsPlan,
     GroupsPlan,
     ModelPlan,
     Plan,
@@ -45,6 +46,7 @@ def plan_of(
     seed: int = 0,
     scheme: Scheme = Scheme.SECURE_SUBMODEL,
     group: int = 0,
+    cohorts: Mapping[str, object] | None = None,
     **privacy: object,
 ) -> Plan:
     chosen = {"level": "cpp3", "period_rounds": 10, **privacy}
@@ -56,6 +58,7 @@ def plan_of(
         model=ModelPlan(dense=0),
         privacy=PrivacyPlan(**chosen),  # type: ignore[arg-type]
         groups=GroupsPlan(size=group),
+        cohorts=CohortsPlan(**(cohorts or {})),  # type: ignore[arg-type]
         union=UnionPlan(max_rows=rows),
         security=security or SecurityPlan(dropout=0.4),
     )

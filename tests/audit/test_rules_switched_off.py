@@ -131,8 +131,8 @@ def test_a_second_participation_in_a_period_is_noticed(
         return [pool[i] for i in sorted(rng.choice(len(pool), self.plan.cohort, replace=False))]
 
     monkeypatch.setattr(Cohorts, "sample", anybody)
-    plan = runs.plan_of(cohort=4, one_participation=True, period_rounds=5)
-    found = attack(runs.record(tmp_path, plan, 10))
+    plan = runs.plan_of(cohort=4, period_rounds=5, cohorts={"drawn": "schedule", "separation": 5})
+    found = attack(runs.record(tmp_path, plan, 10, clients=20))
     pinned = found[f"{WITHIN}real rows pinned on their client"]
     assert pinned.claimed == 0.0
     assert pinned.verdict is Verdict.BROKEN

@@ -13,7 +13,7 @@ import pytest
 from tessera.audit.canary_findings import canary_findings
 from tessera.audit.canary_training import Seen, claimed, observe_in_sums
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.plan import DPPlan, ModelPlan, Plan, SimulationPlan, TablePlan, Trust
+from tessera.plan import CohortsPlan, DPPlan, ModelPlan, Plan, SimulationPlan, TablePlan, Trust
 from tessera.plan.sections import UpdatePlan
 from tessera.privacy.dp.guarantee import Observer
 from tessera.privacy.dp.mechanism import GaussianNoise
@@ -21,11 +21,11 @@ from tessera.rounds.noise import noise_of
 
 NOISE, SHARE, ROUNDS, DELTA, CANARIES = 2.0, 0.02, 400, 1e-6, 4_000
 ENTROPY = ScriptedEntropy(b"secret cohorts")
-SERVER = DPPlan(unit="user", noise=NOISE, trust=Trust.SERVER, delta=DELTA, participation=SHARE)
+SERVER = DPPlan(unit="user", noise=NOISE, trust=Trust.SERVER, delta=DELTA)
 EACH = replace(SERVER, trust=Trust.EACH)
 
 
-def planned(section: DPPlan) -> Plan:
+def planned(section: DPPlan, share: float = SHARE) -> Plan:
     return Plan(
         scheme="two-server" if section.trust is Trust.EACH else "fedavg",
         cohort=80,
@@ -34,6 +34,7 @@ def planned(section: DPPlan) -> Plan:
         simulation=SimulationPlan(rounds=ROUNDS),
         update=UpdatePlan(average="examples"),
         dp=section,
+        cohorts=CohortsPlan(drawn="secret", share=share) if share else CohortsPlan(),
     )
 
 
@@ -59,7 +60,7 @@ def test_readers_stay_within_the_claim_until_the_cohorts_are_told(section: DPPla
 
 @pytest.mark.parametrize("section", [SERVER, EACH])
 def test_public_cohorts_have_no_smaller_number(section: DPPlan) -> None:
-    public = noise_of(planned(replace(section, participation=0.0))).setting
+    public = noise_of(planned(section, share=0.0)).setting
     for observer in public.protected():
         assert not public.secret_to(observer)
         alone = claimed(public, observer, rounds=20, delta=DELTA)
@@ -71,7 +72,7 @@ def test_public_cohorts_have_no_smaller_number(section: DPPlan) -> None:
 
 
 def test_the_audit_of_a_plan_has_every_observer_with_what_it_knows() -> None:
-    plan = planned(replace(EACH, participation=0.1))
+    plan = planned(EACH, share=0.1)
     found = {finding.name: finding for finding in canary_findings(plan, ENTROPY)}
     assert len(found) == 4
     levels = {name: finding.claimed for name, finding in found.items()}

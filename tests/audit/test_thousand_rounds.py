@@ -62,7 +62,12 @@ def test_with_a_quorum_of_one_as_in_the_papers_every_claim_is_met(tmp_path: Path
 
 
 def test_one_participation_in_a_period_leaves_nothing_to_intersect(tmp_path: Path) -> None:
-    plan = runs.plan_of(cohort=5, level="cpp4", one_participation=True, period_rounds=2)
+    plan = runs.plan_of(
+        cohort=5,
+        level="cpp4",
+        period_rounds=2,
+        cohorts={"drawn": "schedule", "separation": 2},
+    )
     found = attack(runs.record(tmp_path, plan, ROUNDS, drops=0.12, seed=1))
     must_agree(
         found,

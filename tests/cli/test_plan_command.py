@@ -236,11 +236,13 @@ def test_an_infinite_epsilon_is_the_string_inf_and_a_note(
     assert any("infinite" in note for note in found["notes"])
 
 
-def test_one_participation_is_charged_once(
+def test_one_round_in_a_period_is_charged_once(
     plan_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = plan_file.read_text()
-    plan_file.write_text(extended(text, '[privacy]\nlevel = "cpp2"\none_participation = true\n'))
+    answers = '[privacy]\nlevel = "cpp2"\nperiod_rounds = 9\n'
+    once = f'{answers}[cohorts]\ndrawn = "schedule"\nseparation = 9\n'
+    plan_file.write_text(extended(text, once))
     privacy = report(capsys, plan_file)["privacy"]
     assert privacy["rounds"] == 1
     assert privacy["epsilon_after_rounds"] == privacy["epsilon_once"]

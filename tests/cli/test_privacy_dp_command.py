@@ -255,7 +255,7 @@ unit = "user"
 epsilon = 3.0
 delta = 1e-5
 trust = "{trust}"
-{participation}
+{cohorts}
 """
 
 
@@ -264,11 +264,11 @@ def test_a_cohort_drawn_in_secret_is_a_sample_to_those_alone_who_do_not_know_it(
 ) -> None:
     found = {}
     for scheme, trust in (("fedavg", "server"), ("two-server", "each")):
-        for participation in ("", "participation = 0.1"):
+        for cohorts in ("", '[cohorts]\ndrawn = "secret"\nshare = 0.1'):
             path = tmp_path / "plan.toml"
-            text = SECRET_PLAN.format(scheme=scheme, trust=trust, participation=participation)
+            text = SECRET_PLAN.format(scheme=scheme, trust=trust, cohorts=cohorts)
             path.write_text(text)
-            found[trust, bool(participation)] = report(capsys, str(path))
+            found[trust, bool(cohorts)] = report(capsys, str(path))
     for trust in ("server", "each"):
         assert not any(
             "tells nobody" in c.get("assumption", "") for c in found[trust, False]["guarantees"]

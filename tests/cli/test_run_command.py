@@ -66,7 +66,7 @@ def test_a_run_keeps_plan_events_and_rounds(
     assert told["folder"] == "runs/small"
     assert (told["rounds"], told["finished"], told["clients"]) == (3, 3, 12)
     log = RunFolder.load(Path("runs/small"))
-    assert log.plan == Plan.read(plan_file)
+    assert log.plan == Plan.read(plan_file).with_simulation(rounds=3)
     rounds = list(log.rounds())
     assert [r["round_id"] for r in rounds] == [0, 1, 2]
     assert all(r["survivors"] == 8 and r["union_rows"] > 15 for r in rounds)
@@ -315,12 +315,16 @@ def test_bad_input_leaves_no_folder_behind(
     assert not Path("runs").exists()
 
 
-def test_a_population_too_small_for_its_periods_is_refused_before_the_first_round(
+def test_a_population_too_small_for_its_schedule_is_refused_before_the_first_round(
     plan_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan_file.write_text(PLAN.replace('"cpp2"', '"cpp2"\none_participation = true'))
+    section = '[cohorts]\ndrawn = "schedule"\nrounds_per_client = 1\n'
+    plan_file.write_text(f"{PLAN}\n{section}")
     _, lines = run(capsys, plan_file, "--rounds", 3, "--clients", 16, status=2)
-    assert lines[0] == "error: round 2: 0 clients may take part, a cohort has 8"
+    assert lines[0] == (
+        "error: [cohorts] rounds_per_client = 1: 16 clients in cohorts of 8 have had their rounds "
+        "after 2 of 3, and nobody may be in the others"
+    )
     assert not Path("runs").exists()
     told, _ = run(capsys, plan_file, "--rounds", 2, "--clients", 16)
     assert told["finished"] == 2

@@ -16,6 +16,7 @@ from tessera.learning.training.settings import LocalTraining
 from tessera.plan import DPPlan, UnionPlan, UpdatePlan
 from tessera.plan.defaults import DEFAULTS, Filled, filled_in, with_defaults
 from tessera.plan.dp import SETUP_SHARE
+from tessera.plan.places import most_by_seed
 from tessera.tasks import Recommended, Task
 from tessera.tasks.task import PrivateSettings
 
@@ -36,6 +37,7 @@ def test_a_plan_that_says_nothing_takes_all_from_its_task():
     found = given(Plan(scheme="fedavg", cohort=4), task(clip=7.0, max_rows=33))
     others = {"model.shapes", "dp.setup", "training.examples", "server.schedule_rounds"}
     others |= {"server.threshold", "update.levels"}  # of sums with noise
+    others |= {"cohorts.separation", "cohorts.rounds_per_client"}  # of schedules, and of noise
     assert found.keys() == {line.key for line in DEFAULTS} - others
     assert found["update.clip"].value == 7.0 and found["union.max_rows"].value == 33
     assert all(one.because and one.text for one in found.values())
@@ -111,11 +113,32 @@ def test_a_task_that_bounds_work_itself_is_asked_first():
 
 
 def test_secret_cohorts_divide_by_what_is_expected():
-    secret = replace(USER, participation=0.5, trust="server")
-    found = given(Plan(scheme="fedavg", cohort=4, dp=secret), task(average=Average.ROWS))
+    secret = {"cohorts": {"drawn": "secret", "share": 0.5}, "dp": replace(USER, trust="server")}
+    found = given(Plan(scheme="fedavg", cohort=4, **secret), task(average=Average.ROWS))
     assert found["update.average"].value is Average.EXAMPLES
     found = given(Plan(scheme="fedavg", cohort=4), task(average=Average.ROWS))
     assert found["update.average"].value is Average.ROWS
+
+
+def test_a_schedule_is_a_pass_over_the_clients_of_the_task():
+    everybody = task().data.clients
+    plan = Plan(scheme="fedavg", cohort=2, cohorts={"drawn": "schedule"})
+    for rounds in (1, 7, 40):
+        found = given(plan.with_simulation(rounds=rounds), task())
+        apart = found["cohorts.separation"].value
+        assert apart == -(-everybody // 2)
+        assert found["cohorts.rounds_per_client"].value == -(-rounds // apart)
+    said = replace(plan, cohorts={"drawn": "schedule", "separation": 2, "rounds_per_client": 3})
+    assert not {"cohorts.separation", "cohorts.rounds_per_client"} & given(said, task()).keys()
+
+
+def test_noise_for_a_budget_is_for_the_most_rounds_that_the_seed_gives_anybody():
+    plan = Plan(scheme="fedavg", cohort=2, seed=3, dp=replace(USER, trust="server"))
+    plan = plan.with_simulation(rounds=30)
+    found = given(plan, task())["cohorts.rounds_per_client"].value
+    assert found == most_by_seed(plan, task().data.clients) < 30
+    for other in (replace(plan, dp=None), replace(plan, dp=replace(plan.dp, noise=2.0))):
+        assert "cohorts.rounds_per_client" not in given(other, task())
 
 
 def test_a_set_up_sum_has_its_share_of_a_budget_per_user():

@@ -12,6 +12,7 @@ from tessera.errors import ConfigError
 from tessera.learning.averaging import ServerStep
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan import (
+    CohortsPlan,
     GroupsPlan,
     ModelPlan,
     Plan,
@@ -50,6 +51,17 @@ def with_section(name: str, *lines: str) -> str:
 # --- round trips ----------------------------------------------------------------------------------
 
 
+def cohorts_sections(scheme: Scheme, privacy: PrivacyPlan) -> st.SearchStrategy[CohortsPlan]:
+    by_seed = st.builds(CohortsPlan, rounds_per_client=st.integers(0, 9))
+    scheduled = st.builds(
+        CohortsPlan,
+        drawn=st.just("schedule"),
+        rounds_per_client=st.integers(0, 3),
+        separation=st.integers(0, 4),
+    )
+    return by_seed | scheduled
+
+
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     scheme = draw(st.sampled_from(Scheme))
@@ -75,7 +87,6 @@ def plans(draw: st.DrawFn) -> Plan:
                 p3=share,
                 p4=share,
                 level=st.just(""),
-                one_participation=st.booleans(),
             ),
         )
     )
@@ -87,6 +98,7 @@ def plans(draw: st.DrawFn) -> Plan:
         tables=tables,
         model=ModelPlan(dense=draw(st.integers(0, 99)), precision=draw(st.sampled_from(Precision))),
         privacy=privacy,
+        cohorts=draw(cohorts_sections(scheme, privacy)),
         security=SecurityPlan(dropout=draw(st.floats(0.0, 0.3))),
         union=UnionPlan(
             encoding=draw(st.sampled_from(EncodingChoice)), max_rows=draw(st.integers(1, 200))

@@ -165,7 +165,7 @@ def test_a_sum_out_of_bounds_is_not_merged() -> None:
 
 
 def test_rounds_before_a_checkpoint_are_drawn_again_and_are_the_same() -> None:
-    settings = plan(privacy={"one_participation": True, "period_rounds": 1})
+    settings = plan(privacy={"level": "cpp2"}, cohort=5, cohorts={"drawn": "schedule"})
     first, again = Service(settings).course, Service(settings).course
     drawn = [first.draw() for _ in range(4)]
     skipped = list(again.skip_to(3))

@@ -110,7 +110,7 @@ def test_an_ideal_round_knows_no_other_faults():
 @pytest.mark.parametrize("first", [1, 3])
 def test_going_on_at_a_round_is_like_having_been_there(first):
     """Charges, periods and who may still take part are those of a run that was never stopped."""
-    settings = plan(privacy={"level": "cpp3", "period_rounds": 2, "one_participation": True})
+    settings = plan(privacy={"level": "cpp3", "period_rounds": 2}, cohorts={"drawn": "schedule"})
     whole = federation(settings, clients=24)
     events = [e for e in whole.run(5) if isinstance(e, RoundFinished)]
     part = federation(settings, clients=24)

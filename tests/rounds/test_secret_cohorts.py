@@ -13,7 +13,7 @@ from tessera.crypto.entropy import RootedEntropy, ScriptedEntropy
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.averaging import TableMean
-from tessera.plan import DPPlan, Plan, SimulationPlan, Trust, UpdatePlan
+from tessera.plan import CohortsPlan, DPPlan, Plan, SimulationPlan, Trust, UpdatePlan
 from tessera.plan.dp import GIVEN_UP, LONGER, boundary, fewest_drawn, most_drawn
 from tessera.privacy.dp import accounting
 from tessera.privacy.dp.guarantee import Adjacency, Observer, Unit
@@ -29,17 +29,22 @@ from tessera.simulation.views import Views
 
 ROWS, CLIENTS, SHARE, COHORT = 40, 44, 0.5, 22
 HELD = {c: sorted({c % ROWS, (c + 1) % ROWS, 20}) for c in range(CLIENTS)}
-EACH = DPPlan(unit="user", noise=2.0, delta=1e-5, trust=Trust.EACH, participation=SHARE)
+EACH = DPPlan(unit="user", noise=2.0, delta=1e-5, trust=Trust.EACH)
 SERVER = replace(EACH, trust=Trust.SERVER)
 IDEAL = SimulationPlan(crypto="none")
 SECURE_SERVER = ("secure-fedavg", SERVER)
-PUBLIC = replace(EACH, participation=0.0)
+PUBLIC = CohortsPlan()
+
+
+def secret(share: float = SHARE) -> CohortsPlan:
+    return CohortsPlan(drawn="secret", share=share)
 
 
 def planned(scheme: str = "two-server", section: DPPlan = EACH, **more) -> Plan:
     more.setdefault("security", {"dropout": 0.1, "corrupt": 0})
+    update, cohorts = UpdatePlan(levels=2**12, average="examples"), more.pop("cohorts", secret())
     base = one_table(scheme, ROWS, cohort=COHORT, **more)
-    return replace(base, dp=section, update=UpdatePlan(levels=2**12, average="examples"))
+    return replace(base, dp=section, update=update, cohorts=cohorts)
 
 
 # --- who is drawn ---------------------------------------------------------------------------------
@@ -58,7 +63,7 @@ def test_a_cohort_follows_from_the_leaders_entropy_and_not_from_the_seed() -> No
     assert sampled(replace(plan, seed=9), entropy) == first
     assert sampled(plan, RootedEntropy.fresh()) != first
     assert len({len(each) for each in first}) > 1
-    public = replace(plan, dp=PUBLIC)
+    public = replace(plan, cohorts=PUBLIC)
     known = sampled(public, entropy)
     assert sampled(public, RootedEntropy.fresh()) == known  # anybody can compute it
     # Over many rounds the seed's cohorts say no more than chance about those that were drawn.
@@ -75,7 +80,7 @@ def test_a_cohort_follows_from_the_leaders_entropy_and_not_from_the_seed() -> No
 
 @pytest.mark.parametrize("share", [0.03, 0.5, 0.9])
 def test_every_client_has_a_coin_of_its_own_in_every_round(share: float) -> None:
-    plan = replace(planned(), dp=replace(EACH, participation=share))
+    plan = planned(cohorts=secret(share))
     rounds, clients, rule = 60, 500, cohorts_of(plan)
     coins = np.stack(
         [rule.coins(RoundId(r), clients, ScriptedEntropy(b"a")) for r in range(rounds)]
@@ -89,7 +94,7 @@ def test_every_client_has_a_coin_of_its_own_in_every_round(share: float) -> None
 
 
 def test_who_has_no_participation_has_no_coins() -> None:
-    public = cohorts_of(replace(planned(), dp=PUBLIC))
+    public = cohorts_of(planned(cohorts=PUBLIC))
     assert public.coins(RoundId(0), 5, ScriptedEntropy(b"a")) is None
 
 
@@ -135,13 +140,34 @@ def test_the_sizes_of_a_cohort_are_bounded_as_is_said(expected: int, share: floa
         ({"unit": "subject"}, "per user only"),
         ({"trust": "shares"}, "shows who is there"),
         ({"trust": "local"}, "shows who is there"),
-        ({"participation": 1.5}, "not a probability"),
-        ({"participation": -0.1}, "not a probability"),
     ],
 )
 def test_a_section_without_an_account_is_refused(changes, said) -> None:
     with pytest.raises(ConfigError, match=said):
-        replace(EACH, **changes)
+        planned("fedavg", replace(SERVER, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"drawn": "secret", "share": 1.5}, "not a probability"),
+        ({"drawn": "secret", "share": -0.1}, "not a probability"),
+        ({"drawn": "secret"}, "not a probability"),
+        ({"share": 0.1}, "nothing is drawn by coins"),
+        ({"drawn": "secret", "share": 0.1, "rounds_per_client": 3}, "not be independent"),
+        ({"drawn": "secret", "share": 0.1, "separation": 3}, "keeps no distance"),
+        ({"separation": 3}, "keeps no distance"),
+    ],
+)
+def test_cohorts_that_contradict_themselves_are_refused(changes, said) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        CohortsPlan(**changes)
+    assert refused.value.hint
+
+
+def test_secret_cohorts_are_for_noise() -> None:
+    with pytest.raises(ConfigError, match="on a sample"):
+        replace(planned(), dp=None)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +177,6 @@ def test_a_section_without_an_account_is_refused(changes, said) -> None:
         ("secure-submodel", SERVER, {}, "released exactly show who"),
         ("two-server", EACH, {"two_server": {"domain": "union"}}, "released exactly"),
         ("two-server", EACH, {"two_server": {"key_rounds": 3}}, "key_rounds = 3"),
-        ("fedavg", SERVER, {"privacy": {"one_participation": True}}, "one_participation"),
         ("secure-fedavg", SERVER, {"security": {"sharing": "auto"}}, "sharing = .auto"),
         ("fedavg", SERVER, {"simulation": {"metrics": "federated"}}, "under the same coins"),
     ],
@@ -163,7 +188,7 @@ def test_what_shows_the_cohort_is_refused(scheme, section, more, said) -> None:
 
 def test_counts_by_row_and_services_are_refused() -> None:
     plan = planned("fedavg", SERVER)
-    with pytest.raises(ConfigError, match=r"with counts = 0\.01"):
+    with pytest.raises(ConfigError, match=r"counts = 0\.01"):
         replace(plan, update=UpdatePlan(max_count=20), dp=replace(SERVER, counts=0.01))
     assert not replace(plan, update=UpdatePlan(average="rows")).counts_rows  # none are sent
     with pytest.raises(ConfigError, match="would have to be charged, too"):
@@ -215,7 +240,7 @@ def test_sums_are_divided_by_the_number_that_is_expected() -> None:
         assert one.weight == COHORT and (one.tables["goods"].counts == COHORT).all()
         np.testing.assert_allclose(one.dense, 9.0 / COHORT)
         np.testing.assert_allclose(one.tables["goods"].mean, 6.0 / COHORT)
-    public = replace(plan, dp=PUBLIC)
+    public = replace(plan, cohorts=PUBLIC)
     assert cohorts_of(public).divided(result_of(public, 7)).weight == 7
     counted = replace(plan, dp=replace(EACH, counts=0.05))
     assert cohorts_of(counted).divided(result_of(counted, 7)).weight == 7  # noisy counts are there
@@ -296,7 +321,7 @@ def test_a_round_that_draws_too_few_is_given_up_and_the_charge_stays(monkeypatch
 
 
 def test_more_than_a_sum_has_room_for_are_given_up_too(monkeypatch) -> None:
-    plan = replace(planned(), cohort=40, dp=replace(EACH, participation=0.05))
+    plan = replace(planned(), cohort=40, cohorts=secret(0.05))
     monkeypatch.setattr(SecretCohorts, "coins", lambda s, r, n, e: np.ones(n, np.bool_))
     course = Course.__new__(Course)
     course.plan = plan
@@ -360,8 +385,8 @@ def shop_with_noise(plan: Plan, views: Views):
 def test_a_participation_of_one_is_the_account_without_sampling() -> None:
     rounds = 9
     for scheme, section in (("fedavg", SERVER), ("two-server", EACH)):
-        whole = replace(planned(scheme, section), dp=replace(section, participation=1.0))
-        public = replace(planned(scheme, section), dp=replace(section, participation=0.0))
+        whole = planned(scheme, section, cohorts=secret(1.0))
+        public = planned(scheme, section, cohorts=PUBLIC)
         for observer in noise_of(public).setting.protected():
             levels = {
                 noise_of(each)
@@ -377,7 +402,7 @@ def test_the_account_grows_with_the_participation_and_is_near_that_of_continuous
     plan = replace(planned(), dp=replace(EACH, noise=2.0))
     found = []
     for share in (0.05, 0.1, 0.5, 0.9, 1.0):
-        setting = noise_of(replace(plan, dp=replace(EACH, participation=share))).setting
+        setting = noise_of(replace(plan, cohorts=secret(share))).setting
         ledger = setting.ledger(20)
         level = ledger.guarantee(unit=Unit.USER, against=Observer.READERS, delta=1e-5).epsilon
         ideal = accounting.epsilon(
@@ -391,10 +416,11 @@ def test_the_account_grows_with_the_participation_and_is_near_that_of_continuous
 def test_noise_is_less_where_the_cohort_is_secret_to_all_whom_it_is_for() -> None:
     """Plain averaging by a trusted server, whose clients are not shown each other."""
 
-    def least(section: DPPlan, scheme: str) -> float:
-        found = noise_of(planned(scheme, replace(section, noise=0.0, epsilon=3.0))).calibrated()
+    def least(cohorts: CohortsPlan, scheme: str) -> float:
+        section = replace(SERVER, noise=0.0, epsilon=3.0)
+        found = noise_of(planned(scheme, section, cohorts=cohorts)).calibrated()
         return noise_of(found).dp.noise
 
-    public = replace(SERVER, participation=0.0)
-    assert least(SERVER, "fedavg") < 0.75 * least(public, "fedavg")
-    assert least(SERVER, "secure-fedavg") == pytest.approx(least(public, "secure-fedavg"), rel=1e-3)
+    assert least(secret(), "fedavg") < 0.75 * least(PUBLIC, "fedavg")
+    masked = least(secret(), "secure-fedavg")
+    assert masked == pytest.approx(least(PUBLIC, "secure-fedavg"), rel=1e-3)

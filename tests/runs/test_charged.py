@@ -193,7 +193,7 @@ def test_no_name_is_in_the_list_twice():
 def test_what_is_public_follows_from_the_plan():
     own = toy.plan("submodel", dp=DPPlan(**NOISE | {"trust": "local"}))
     assert not is_charged(own, "bytes_up")  # as long as its client has rows
-    secret = toy.plan("fedavg", dp=DPPlan(**NOISE, participation=0.2))
+    secret = toy.plan("fedavg", dp=DPPlan(**NOISE), cohorts={"drawn": "secret", "share": 0.2})
     assert not is_charged(secret, "survivors") and is_charged(noisy_plan(), "survivors")
     item = noisy_plan(simulation={"metrics": "federated"})
     item = replace(item, dp=DPPlan(unit="item", noise=1.0, trust="local"))

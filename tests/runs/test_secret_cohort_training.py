@@ -12,7 +12,7 @@ from tessera.api import Run, simulate
 from tessera.audit import record
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.plan import DPPlan, Plan, Trust, UpdatePlan
+from tessera.plan import CohortsPlan, DPPlan, Plan, Trust, UpdatePlan
 from tessera.privacy.dp.guarantee import Observer, Unit
 from tessera.rounds.events import RoundFinished, RoundStarted, TrainingEnded
 from tessera.rounds.noise import noise_of
@@ -22,12 +22,14 @@ from tessera.simulation.faults import random_dropouts
 from tessera.simulation.views import Views
 
 USERS, COHORT = 44, 22
-SECTION = DPPlan(unit="user", noise=4.0, delta=1e-5, trust=Trust.SERVER, participation=0.5)
+SECTION = DPPlan(unit="user", noise=4.0, delta=1e-5, trust=Trust.SERVER)
+COHORTS = CohortsPlan(drawn="secret", share=0.5)
 
 
 def planned(scheme: str, section: DPPlan = SECTION, **more) -> Plan:
     plan = toy.plan(scheme, simulation={"crypto": "none", **more})
-    return replace(plan, cohort=COHORT, dp=section, training=None, update=UpdatePlan())
+    more = {"dp": section, "cohorts": COHORTS, "training": None, "update": UpdatePlan()}
+    return replace(plan, cohort=COHORT, **more)
 
 
 @pytest.mark.parametrize("scheme", ["fedavg", "secure-fedavg"])

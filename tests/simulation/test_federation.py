@@ -27,15 +27,17 @@ def test_the_seed_decides_who_is_sampled_and_another_seed_decides_otherwise():
     assert all(len(set(cohort)) == 8 for cohort in one)
 
 
-def test_with_one_participation_a_client_comes_once_a_period():
-    settings = plan("submodel", cohort=4, privacy={"one_participation": True, "period_rounds": 3})
+def test_by_a_schedule_a_client_comes_once_a_pass_and_in_the_same_order():
+    settings = plan("submodel", cohort=4, cohorts={"drawn": "schedule", "separation": 3})
+    settings = settings.with_simulation(rounds=6)
     fed = federation(settings, clients=12)
     found = cohorts(fed, 6)
-    for period in (found[:3], found[3:]):
-        everybody = [c for cohort in period for c in cohort]
-        assert sorted(everybody) == list(range(12))
-    with pytest.raises(ConfigError, match="may take part"):
-        list(federation(settings, clients=7).run(3))
+    everybody = [c for cohort in found[:3] for c in cohort]
+    assert sorted(everybody) == list(range(12))
+    assert found[3:] == found[:3]
+    with pytest.raises(ConfigError, match="a pass of 2 rounds") as caught:
+        federation(settings, clients=8)
+    assert "separation = 2" in caught.value.hint
 
 
 def test_pseudonyms_are_new_in_every_round_and_change_nothing_else():

@@ -113,7 +113,8 @@ def test_a_group_is_stored_once(tmp_path, store):
     ("change", "reason"),
     [
         ({"privacy": {"pseudonyms": True}}, "pseudonyms"),
-        ({"privacy": {"one_participation": True}}, "one_participation"),
+        ({"cohorts": {"drawn": "schedule"}}, "fixed groups"),
+        ({"cohorts": {"rounds_per_client": 2}}, "fixed groups"),
         ({"groups": {"size": 1}}, "size = 1"),
         ({"security": {"sharing": "plain"}}, "sharing"),
     ],

@@ -35,7 +35,7 @@ from tessera.learning.training.jobs import Job, Trainable, Trained
 from tessera.learning.training.noisy_steps import EachExample, NoisySteps
 from tessera.learning.training.settings import LocalTraining
 from tessera.learning.training.vectorised.noisy import NoisyVectorised
-from tessera.plan import NoisyRows, Plan, Scheme, TablePlan
+from tessera.plan import CohortsPlan, NoisyRows, Plan, Scheme, TablePlan
 from tessera.privacy.dp.guarantee import Observer, Unit
 from tessera.privacy.dp.mechanism import GaussianNoise
 from tessera.privacy.dp.noise_setting import Drawn, NoiseSetting
@@ -339,7 +339,8 @@ def observe_merging(
         scheme=Scheme.SUBMODEL,
         tables=(TablePlan(name=TABLE, rows=canaries, width=1),),
         model=replace(plan.model, dense=1, shapes=""),
-        dp=replace(noise_of(plan).dp, rows=NoisyRows.OWN, row_list="", participation=0.0),
+        cohorts=CohortsPlan(),
+        dp=replace(noise_of(plan).dp, rows=NoisyRows.OWN, row_list=""),
     )
     vector, ring = small.noisy_vector, small.ring
     assert vector is not None

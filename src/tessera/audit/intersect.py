@@ -102,7 +102,7 @@ class Intersection(PeriodAttack):
     @property
     def pinned_claim(self) -> float:
         """0 where the plan keeps rounds of one client from being told apart, else all."""
-        return float(self.plan.privacy.links_rounds(whole_run=self.whole_run))
+        return float(self.plan.links_rounds(whole_run=self.whole_run))
 
     @property
     def real_claim(self) -> float:

@@ -21,8 +21,10 @@ from tessera.data.split import VALIDATION
 from tessera.errors import ConfigError
 from tessera.learning.averaging import Average
 from tessera.plan import (
+    CohortsPlan,
     Crypto,
     DPPlan,
+    DrawnBy,
     GroupsPlan,
     NoisyRows,
     Plan,
@@ -559,10 +561,10 @@ def written(
     if not known.kind.tables and schemes.named(scheme).two_servers:
         update = replace(update, top=FEW, error_feedback=True)
         keys += ["top", "top_by", "error_feedback"]
-    union, privacy = UnionPlan(max_rows=cap), PrivacyPlan()
-    answers = ["level", "decoys", "period_rounds", "own_rounds", "budget"]
+    union, cohorts = UnionPlan(max_rows=cap), CohortsPlan()
+    answers = ("level", "decoys", "period_rounds", "own_rounds", "budget")
     if good.server.optimizer == "sum" and good.rounds > 1:  # who is in two rounds counts twice
-        privacy, answers = PrivacyPlan(one_participation=True), [*answers, "one_participation"]
+        cohorts = CohortsPlan(drawn=DrawnBy.SCHEDULE)
     few = good.cohort < GROUP_SIZE and schemes.named(scheme).by_rows
     groups = GroupsPlan(size=good.cohort if few else 0)
     two_server, simulation = TwoServerPlan(), SimulationPlan(rounds=good.rounds)
@@ -581,8 +583,9 @@ def written(
             section("training", training, steps, notes={"examples": work_notes}),
             NO_SERVER if good.shrinkage else section("server", good.server),
             section("update", update, tuple(keys)),
-            section("privacy", privacy, tuple(answers), notes={"level": LEVEL_NOTES}),
+            section("privacy", PrivacyPlan(), answers, notes={"level": LEVEL_NOTES}),
             section("groups", groups, ("size", "age_weight", "period")),
+            section("cohorts", cohorts, ("drawn", "rounds_per_client", "separation")),
             section("union", union, ("max_rows", "encoding"), notes={"max_rows": notes}),
             section("security", shared, security),
             section("two_server", two_server),

@@ -336,12 +336,12 @@ def describe_union(plan: Plan) -> dict[str, Any]:
 def describe_privacy(plan: Plan, joined: int | None) -> dict[str, Any]:
     """Epsilon of the plan's probabilities; a client that chooses others has another."""
     privacy = plan.privacy.index
-    most = 1 if plan.privacy.one_participation else plan.privacy.period_rounds
+    most = 1 if plan.once_a_period else plan.privacy.period_rounds
     rounds = most if joined is None else joined
     if not 1 <= rounds <= most:
         raise ConfigError(
             f"--rounds {rounds}: a client takes part in 1 to {most} rounds of a period",
-            hint="period_rounds and one_participation in [privacy] decide how many",
+            hint="period_rounds in [privacy] and separation in [cohorts] decide how many",
         )
     found = {
         "scope": INDEX_SCOPE,

@@ -173,9 +173,10 @@ def run(
         raise ConfigError(
             f"{path}: a run without a task cannot be resumed", hint="run its plan again"
         )
+    rounds = rounds or SYNTHETIC_ROUNDS
     run_synthetic(
-        plan,
-        rounds=rounds or SYNTHETIC_ROUNDS,
+        plan.with_simulation(rounds=rounds),
+        rounds=rounds,
         clients=clients,
         rows_per_client=rows_per_client,
         dropout=plan.simulation.dropout if dropout is None else dropout,

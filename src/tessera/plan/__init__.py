@@ -4,6 +4,7 @@ scheme.py        who is trusted with what
 sections.py      a record for each section of the file; dp.py has that of [dp]
 noisy_vector.py  the integers that a client sends where noise is on the sum
 checks.py        rules between sections
+places.py        which clients a round has by the seed, and rounds of a pass
 defaults.py      what a task fills in where a plan leaves it open; needs PyTorch
 plan.py          the whole agreement and what follows from it
 toml.py          text to plan and back; what binds keys and signatures to a plan
@@ -14,8 +15,10 @@ from tessera.plan.dp import DPPlan, NoisyRows, Unknown
 from tessera.plan.plan import UNION, Plan
 from tessera.plan.scheme import Scheme
 from tessera.plan.sections import (
+    CohortsPlan,
     Crypto,
     Domain,
+    DrawnBy,
     GroupsPlan,
     Metrics,
     ModelPlan,
@@ -36,9 +39,11 @@ from tessera.privacy.dp.guarantee import Trust, Unit
 
 __all__ = [
     "UNION",
+    "CohortsPlan",
     "Crypto",
     "DPPlan",
     "Domain",
+    "DrawnBy",
     "GroupsPlan",
     "Metrics",
     "ModelPlan",

@@ -73,6 +73,93 @@ def check_cohort(plan: Plan) -> None:
         )
 
 
+def check_drawn(plan: Plan) -> None:
+    """Refuse [cohorts] that the rest of a plan cannot have."""
+    if plan.drawn_in_secret:
+        _check_secret(plan)
+    if plan.cohorts.scheduled:
+        _check_schedule(plan)
+    elif plan.cohorts.rounds_per_client and plan.grouped:
+        raise ConfigError(
+            f"[cohorts] rounds_per_client = {plan.cohorts.rounds_per_client} with fixed groups, "
+            "whose members are all in every sum",
+            hint='leave it out, or name another level than "groups" in [privacy]',
+        )
+
+
+def _check_schedule(plan: Plan) -> None:
+    """All that moves clients to another place, and rounds that have none for what is promised."""
+    said, cohorts, rounds = '[cohorts] drawn = "schedule"', plan.cohorts, plan.simulation.rounds
+    for name, wrong, hint in (
+        ("fixed groups", plan.grouped, 'another level than "groups" in [privacy]'),
+        ("pseudonyms", plan.privacy.pseudonyms, "leave pseudonyms out of [privacy]"),
+        ("keys that last", plan.key_rounds > 1, "key_rounds = 1 in [two_server]"),
+    ):
+        if wrong:
+            raise ConfigError(
+                f"{said} with {name}: who is in a round is public, and another cohort in each",
+                hint=hint,
+            )
+    fit = -(-rounds // (cohorts.separation or 1))
+    if cohorts.rounds_per_client > fit:
+        raise ConfigError(
+            f"[cohorts] rounds_per_client = {cohorts.rounds_per_client} at a separation of "
+            f"{cohorts.separation or 1}: a training of {rounds} rounds has room for {fit}",
+            hint=f"rounds_per_client = {fit}, a smaller separation, or more rounds in [simulation]",
+        )
+
+
+def _check_secret(plan: Plan) -> None:
+    """All that would show who is in a cohort, or would have it follow from something else."""
+    said, dp = f'[cohorts] drawn = "secret", share = {plan.cohorts.share:g}', plan.dp
+    if dp is None:
+        raise ConfigError(
+            f"{said} without [dp]: a secret cohort is for noise that is charged as on a sample",
+            hint="leave [cohorts] out, or add [dp]",
+        )
+    if dp.unit is not Unit.USER:
+        raise ConfigError(
+            f"{said} with [dp] unit = {dp.unit.value!r}: cohorts that are drawn in secret have an "
+            "account per user only",
+            hint='use drawn = "seed" or "schedule", or unit = "user"',
+        )
+    if dp.trust in (Trust.SHARES, Trust.LOCAL):
+        raise ConfigError(
+            f"{said} with [dp] trust = {dp.trust.value!r}: the more clients add noise, the more "
+            "of it is in the sum, and over all its words that shows who is there",
+            hint='use drawn = "seed" or "schedule", or trust = "server" or "each"',
+        )
+    if plan.scheme is Scheme.SUBMODEL or (
+        plan.scheme is Scheme.SECURE_SUBMODEL and dp.rows is NoisyRows.OWN
+    ):
+        raise ConfigError(
+            f"{said} with scheme = {plan.scheme.value!r}: rows that are released exactly show who "
+            "is there",
+            hint='use rows = "all" or a public "list" with "secure-submodel", or another scheme',
+        )
+    if plan.narrows:
+        raise ConfigError(
+            f"{said} where tables are narrowed to the union, which is released exactly",
+            hint='use domain = "whole" in [two_server], with a higher row_limit if need be',
+        )
+    if plan.key_rounds > 1:
+        raise ConfigError(
+            f"{said} with key_rounds = {plan.key_rounds}: where keys last, so does the cohort",
+            hint="use key_rounds = 1 in [two_server]",
+        )
+    if plan.security.sharing is not Sharing.SECURE:
+        raise ConfigError(
+            f"{said} with sharing = {plan.security.sharing.value!r}",
+            hint='use sharing = "secure" in [security]',
+        )
+    if plan.simulation.metrics is Metrics.FEDERATED:
+        raise ConfigError(
+            f'{said} with metrics = "federated": statistics of those who took part would be a '
+            "second release under the same coins, which has no account",
+            hint='use metrics = "central" in [simulation]',
+        )
+
+
 def check_groups(plan: Plan) -> None:
     """Refuse groups beside what has none, and what does not go with them."""
     size = plan.groups.size
@@ -241,8 +328,6 @@ def check_noise(plan: Plan, dp: DPPlan) -> None:
             f"the server, which scheme = {plan.scheme.value!r} hides",
             hint='use trust = "local", or scheme = "fedavg"',
         )
-    if dp.participation:
-        _check_participation(plan, dp)
     if plan.simulation.patience and not (
         dp.unit is Unit.USER and plan.simulation.metrics is Metrics.FEDERATED
     ):
@@ -326,55 +411,15 @@ def _check_correlated(plan: Plan, dp: DPPlan) -> None:
         )
 
 
-def _check_participation(plan: Plan, dp: DPPlan) -> None:
-    """All that would show who is in a cohort, or would have it follow from something else."""
-    said = f"[dp] participation = {dp.participation:g}"
-    if plan.scheme is Scheme.SUBMODEL or (
-        plan.scheme is Scheme.SECURE_SUBMODEL and dp.rows is NoisyRows.OWN
-    ):
-        raise ConfigError(
-            f"{said} with scheme = {plan.scheme.value!r}: rows that are released exactly show who "
-            "is there",
-            hint='use rows = "all" or a public "list" with "secure-submodel", or another scheme',
-        )
-    if plan.narrows:
-        raise ConfigError(
-            f"{said} where tables are narrowed to the union, which is released exactly",
-            hint='use domain = "whole" in [two_server], with a higher row_limit if need be',
-        )
-    if plan.key_rounds > 1:
-        raise ConfigError(
-            f"{said} with key_rounds = {plan.key_rounds}: where keys last, so does the cohort",
-            hint="use key_rounds = 1 in [two_server]",
-        )
-    if plan.privacy.one_participation:
-        raise ConfigError(
-            f"{said} with one_participation: who was in a round would be in no other, and coins "
-            "would not be independent",
-            hint="leave out the one or the other",
-        )
-    if plan.security.sharing is not Sharing.SECURE:
-        raise ConfigError(
-            f"{said} with sharing = {plan.security.sharing.value!r}",
-            hint='use sharing = "secure" in [security]',
-        )
-    if plan.simulation.metrics is Metrics.FEDERATED:
-        raise ConfigError(
-            f'{said} with metrics = "federated": statistics of those who took part would be a '
-            "second release under the same coins, which has no account",
-            hint='use metrics = "central" in [simulation]',
-        )
-
-
 def check_noise_in_sums(plan: Plan, dp: DPPlan) -> None:
     """Refuse what noise inside the sums cannot protect, once the plan has its model."""
     _check_listed(plan, dp)
     _check_weights(plan, dp)
     if dp.unit is Unit.INDEX:
         _check_index(plan)
-    if dp.participation and plan.counts_rows:
+    if plan.drawn_in_secret and plan.counts_rows:
         raise ConfigError(
-            f"[dp] participation = {dp.participation:g} with counts = {dp.counts:g}: sums are "
+            f'[cohorts] drawn = "secret" with [dp] counts = {dp.counts:g}: sums are '
             "divided by the number of clients that is expected, and not by counts",
             hint="leave counts out of [dp]",
         )

@@ -29,9 +29,12 @@ from tessera.learning.softmax import Softmax
 from tessera.learning.training.row_cut import aimed_at
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan.dp import SETUP_SHARE, DPPlan, NoisyRows, trained_with
+from tessera.plan.places import most_by_seed, rounds_of_a_pass
 from tessera.plan.plan import Plan
 from tessera.plan.scheme import Scheme
 from tessera.plan.sections import (
+    CohortsPlan,
+    DrawnBy,
     ModelPlan,
     PrivacyPlan,
     TablePlan,
@@ -143,6 +146,29 @@ class TaskFacts:
         return Average.EXAMPLES if selects or self.plan.drawn_in_secret else None
 
     @property
+    def separation(self) -> int | None:
+        """Where every client has its place in a pass."""
+        if not self.plan.cohorts.scheduled:
+            return None
+        return rounds_of_a_pass(self.clients, self.plan.cohort)
+
+    @property
+    def rounds_per_client(self) -> int | None:
+        """Where places are given, or noise is to be for as few rounds as cohorts allow."""
+        plan, dp = self.plan, self.plan.dp
+        if plan.cohorts.scheduled:
+            apart = plan.cohorts.separation or self.separation
+            return plan.cohorts.rounds_per_client or -(-plan.simulation.rounds // (apart or 1))
+        by_seed = plan.cohorts.drawn is DrawnBy.SEED and not plan.grouped
+        if not by_seed or dp is None or dp.noise or self.clients < plan.cohort:
+            return None
+        return most_by_seed(plan, self.clients)
+
+    @cached_property
+    def clients(self) -> int:
+        return clients_with_data(self.plan, self.task)
+
+    @property
     def setup_share(self) -> float | None:
         """Where a sum over everybody comes before the first round, with noise per user."""
         dp, setup = self.plan.dp, self.task.setup
@@ -155,6 +181,12 @@ FINE: Final = 2**18
 """Levels with which 30 million words lengthen a vector by less than a thousandth."""
 USUAL: Final = 0.95
 """The share of clients that train on all they have, under a cap that a task gives."""
+
+
+def clients_with_data(plan: Plan, task: Task) -> int:
+    """Those of a task who have enough examples to take part."""
+    counts = np.diff(task.data.offsets)
+    return int(np.count_nonzero(counts >= max(1, plan.simulation.min_examples)))
 
 
 def usual_work(task: Task) -> int:
@@ -271,6 +303,14 @@ def _no_setup_share(plan: Plan) -> bool:
     return plan.dp is not None and not plan.dp.setup
 
 
+def _no_separation(plan: Plan) -> bool:
+    return not plan.cohorts.separation
+
+
+def _no_rounds_per_client(plan: Plan) -> bool:
+    return not plan.cohorts.rounds_per_client
+
+
 DEFAULTS: Final = (
     Default("tables", _no_model, lambda f: f.tables, MODEL),
     Default("model.dense", _no_model, lambda f: f.bound.dense_size, MODEL),
@@ -322,6 +362,18 @@ DEFAULTS: Final = (
         _no_setup_share,
         lambda f: f.setup_share,
         "the task sums over all clients before the first round, and the sum takes its share",
+    ),
+    Default(
+        "cohorts.separation",
+        _no_separation,
+        lambda f: f.separation,
+        "a client is in one round of a pass over all clients of the task",
+    ),
+    Default(
+        "cohorts.rounds_per_client",
+        _no_rounds_per_client,
+        lambda f: f.rounds_per_client,
+        "no client of the task has more places in all rounds; noise is for these",
     ),
 )
 """What is filled in, in this order; of several lines for a key, the first that applies."""
@@ -387,15 +439,18 @@ def plan_beside(plan: Plan, task: Task) -> Plan:
     of disjoint clients. Federation and seed are the first model's, and with them the fixed groups:
     whatever is opened of a client is opened over the same group.
     """
-    counts = np.diff(task.data.offsets)
-    clients = int(np.count_nonzero(counts >= max(1, plan.simulation.min_examples)))
-    rounds, privacy = 1, plan.privacy
+    clients = clients_with_data(plan, task)
+    rounds, privacy, cohorts = 1, plan.privacy, CohortsPlan()
+    cohort = clients
     if plan.scheme is Scheme.TWO_SERVER and task.recommended.rounds > 1:
-        rounds = task.recommended.rounds
-        privacy = PrivacyPlan(level="cpp1", one_participation=True, period_rounds=rounds)
+        cohort = -(-clients // task.recommended.rounds)
+        rounds = rounds_of_a_pass(clients, cohort)
+        privacy = PrivacyPlan(level="cpp1", period_rounds=rounds)
+        cohorts = CohortsPlan(drawn=DrawnBy.SCHEDULE, rounds_per_client=1, separation=rounds)
     return replace(
         plan,
-        cohort=clients // rounds,
+        cohort=cohort,
+        cohorts=cohorts,
         tables=(),
         model=ModelPlan(),
         privacy=privacy,
@@ -433,7 +488,7 @@ def check_task(facts: TaskFacts) -> None:
     if plan.simulation.cuts_data:
         check_cutoffs(plan, task)
     if task.solve is not None:
-        check_sums(plan, task)
+        check_sums(facts)
     if task.beside is not None:
         check_beside(plan, task)
 
@@ -501,9 +556,10 @@ def check_cutoffs(plan: Plan, task: Task) -> None:
         )
 
 
-def check_sums(plan: Plan, task: Task) -> None:
+def check_sums(facts: TaskFacts) -> None:
     """Refuse what would not add up, every client being in the sums once, and sums of vectors that
     are made for noise without it."""
+    plan, task = facts.plan, facts.task
     said = f"task {task.name!r}, whose clients send sums"
     if plan.dp is not None:
         check_noisy_sums(plan, plan.dp, task, said)
@@ -521,11 +577,12 @@ def check_sums(plan: Plan, task: Task) -> None:
         )
     if plan.simulation.patience:
         raise ConfigError(f"patience with {said}: nothing is trained", hint="leave patience out")
-    if plan.simulation.rounds > 1 and not plan.privacy.one_participation:
+    once = plan.cohorts.scheduled and facts.rounds_per_client == 1
+    if plan.simulation.rounds > 1 and not once:
         raise ConfigError(
             f"{plan.simulation.rounds} rounds with {said}: who is in two of them counts twice",
-            hint=f"rounds = 1 and cohort = {task.data.clients}, or one_participation = true in "
-            "[privacy]",
+            hint=f"rounds = 1 and cohort = {task.data.clients}, or one pass of a schedule: "
+            '[cohorts] drawn = "schedule"',
         )
 
 

@@ -26,7 +26,7 @@ from tessera.privacy.dp.correlation import TERMS, check_inverse
 from tessera.privacy.dp.events import THE_SETUP_SUM
 from tessera.privacy.dp.guarantee import Trust, Unit
 from tessera.privacy.dp.mechanism import check_noise, check_rate
-from tessera.privacy.dp.noise_setting import Coins, Drawn
+from tessera.privacy.dp.noise_setting import Drawn
 from tessera.privacy.dp.subjects import Printed
 
 SETUP_SHARE: Final = 0.05
@@ -78,8 +78,8 @@ class DPPlan:
     noise: float = 0.0
     """Standard deviation of the noise over `clip`; 0: the least for the budget.
 
-    The least is for all rounds of [simulation], every one of them with this client. It is written
-    into the plan when a run begins.
+    The least is for as many rounds of [simulation] as a client can be in by [cohorts]. It is
+    written into the plan when a run begins.
     """
     clip: float = 1.0
     """Longest contribution of a unit: dense part, rows and local rows together.
@@ -103,14 +103,6 @@ class DPPlan:
     By the client's own coins. What comes of a batch is divided by [training] batch, which is to be
     the expected number of examples. At user level it is 1: clients of a round are drawn publicly,
     which protects nobody.
-    """
-    participation: float = 0.0
-    """Probability that a client is in a round, sampled in secret; 0: by the seed.
-
-    Unit user, with "server" or "each". Cohorts vary in size; `cohort` is to be the number that is
-    expected, and is what sums are divided by. Against readers of the model, and against clients
-    that are not shown who takes part, every round is charged as a sample; against all others every
-    participation in full. With 0 cohorts follow from the plan's seed, which everybody has.
     """
     steps: int = 1
     """Noisy steps of a client in a round, whatever data it has."""
@@ -231,8 +223,6 @@ class DPPlan:
             object.__setattr__(self, name, kind(value))
         check_delta(self.delta)
         check_rate(self.sampling)
-        if self.participation:
-            check_rate(self.participation)
         if self.noise:
             check_noise(self.noise)
         if not 0.0 <= self.epsilon < math.inf:
@@ -266,7 +256,6 @@ class DPPlan:
         self._check_unit()
         self._check_printed()
         self._check_trust()
-        self._check_participation()
         self._check_correlated()
         self._check_rows()
 
@@ -346,24 +335,6 @@ class DPPlan:
                 hint='integers over 2^24, such as "-8388608, -2097152", or leave them out',
             )
         return BandedInverse(tuple(map(int, parts)))
-
-    def _check_participation(self) -> None:
-        """Where a secret cohort has an account that is better than that of a public one."""
-        if not self.participation:
-            return
-        said = f"participation = {self.participation:g}"
-        if self.unit is not Unit.USER:
-            raise ConfigError(
-                f"{said} with unit = {self.unit.value!r}: cohorts that are drawn in secret have an "
-                "account per user only",
-                hint='leave it out, or use unit = "user"',
-            )
-        if self.trust in (Trust.SHARES, Trust.LOCAL):
-            raise ConfigError(
-                f"{said} with trust = {self.trust.value!r}: the more clients add noise, the more "
-                "of it is in the sum, and over all its words that shows who is there",
-                hint='leave it out, or use trust = "server" or "each"',
-            )
 
     def _check_printed(self) -> None:
         if self.printed is Printed.NONE:
@@ -500,13 +471,6 @@ class DPPlan:
         if self.unit is Unit.INDEX:
             return self.trust is Trust.LOCAL
         return self.unit is not Unit.USER and not self.in_the_sum
-
-    @property
-    def coins(self) -> tuple[float, Coins]:
-        """How likely it is that a unit is in what noise is added to, and whose coins draw it."""
-        if self.participation:
-            return self.participation, Coins.LEADER
-        return self.sampling, Coins.CLIENT if self.by_batches else Coins.PUBLIC
 
     @property
     def multiplier(self) -> float:

@@ -28,6 +28,7 @@ from tessera.learning.training.settings import LocalTraining
 from tessera.plan import toml
 from tessera.plan.checks import (
     check_cohort,
+    check_drawn,
     check_liars,
     check_noise,
     check_noise_in_sums,
@@ -41,7 +42,9 @@ from tessera.plan.scheme import Scheme
 from tessera.plan.sections import (
     GROUP_SIZE,
     SECTIONS,
+    CohortsPlan,
     Domain,
+    DrawnBy,
     GroupsPlan,
     ModelPlan,
     PrivacyPlan,
@@ -60,6 +63,7 @@ from tessera.plan.sections import (
 from tessera.plan.toml import digest
 from tessera.privacy.dp.correlation import Correlation, optimised
 from tessera.privacy.dp.guarantee import Trust
+from tessera.privacy.dp.noise_setting import Coins
 from tessera.privacy.dp.participation import Participation
 from tessera.privacy.index.bound import Promise
 from tessera.protocols.secagg.params import GraphKind, RowSumSpec, SecAggParams, StageSpec, Threat
@@ -82,7 +86,7 @@ class Plan:
     scheme: Scheme
     """Who is trusted with what."""
     cohort: int
-    """Clients in a round; with [dp] participation, the number that is expected."""
+    """Clients in a round; drawn in secret, the number that is expected."""
     federation: str = "tessera"
     """A name that keys and signatures are bound to."""
     seed: int = 0
@@ -91,6 +95,7 @@ class Plan:
     model: ModelPlan = field(default_factory=ModelPlan)
     privacy: PrivacyPlan = field(default_factory=PrivacyPlan)
     groups: GroupsPlan = field(default_factory=GroupsPlan)
+    cohorts: CohortsPlan = field(default_factory=CohortsPlan)
     security: SecurityPlan = field(default_factory=SecurityPlan)
     union: UnionPlan = field(default_factory=UnionPlan)
     update: UpdatePlan = field(default_factory=UpdatePlan)
@@ -124,6 +129,7 @@ class Plan:
             object.__setattr__(self, "privacy", replace(self.privacy, level=index_privacy))
         check_at_least("cohort", self.cohort, 2)
         check_at_least("seed", self.seed, 0)
+        check_drawn(self)
         if self.dp is not None:
             check_noise(self, self.dp)
         if self.selects:
@@ -179,7 +185,8 @@ class Plan:
         try:
             return replace(self, scheme=scheme, groups=groups)
         except ConfigError:
-            return replace(self, scheme=scheme, groups=groups, privacy=PrivacyPlan(), dp=None)
+            bare = replace(self, privacy=PrivacyPlan(), cohorts=CohortsPlan(), dp=None)
+            return replace(bare, scheme=scheme, groups=groups)
 
     def with_simulation(self, **changes: Any) -> Plan:
         """The same agreement, simulated otherwise."""
@@ -248,14 +255,32 @@ class Plan:
         return Promise(group=size, corrupt=self.security.corrupt, periods=periods)
 
     @property
-    def participation(self) -> float:
-        """The probability of a client to be in a round, where the leader's coins draw; else 0."""
-        return 0.0 if self.dp is None else self.dp.participation
+    def participation(self) -> Participation:
+        """In which rounds of the training a client may be: what it keeps, and noise is for."""
+        return self.cohorts.bound(self.simulation.rounds)
 
     @property
     def drawn_in_secret(self) -> bool:
         """Whether cohorts follow from the leader's coins, and not from the seed."""
-        return self.participation > 0.0
+        return self.cohorts.drawn is DrawnBy.SECRET
+
+    @property
+    def coins(self) -> tuple[float, Coins]:
+        """How likely it is that a unit is in what noise is added to, and whose coins draw it."""
+        if self.drawn_in_secret:
+            return self.cohorts.share, Coins.LEADER
+        if self.dp is None:
+            return 1.0, Coins.PUBLIC
+        return self.dp.sampling, Coins.CLIENT if self.dp.by_batches else Coins.PUBLIC
+
+    @property
+    def once_a_period(self) -> bool:
+        """Whether no client is in two rounds of one period of its answers."""
+        return self.cohorts.separation >= self.privacy.period_rounds
+
+    def links_rounds(self, *, whole_run: bool) -> bool:
+        """Whether rounds of one client in a period (in the whole run) can be told to be its."""
+        return not (self.privacy.grouped or (self.once_a_period and not whole_run))
 
     @property
     def noisy_counts(self) -> bool:
@@ -445,8 +470,7 @@ class Plan:
 
         Optimised coefficients are the same on one machine; others read them in the plan.
         """
-        dp, rounds = self.dp, self.simulation.rounds
-        bound = Participation(rounds=rounds, most=rounds, separation=1)
+        dp, bound = self.dp, self.participation
         if dp is None or not dp.correlated or dp.coefficients:
             return Correlation(BandedInverse() if dp is None else dp.inverse, bound)
         return Correlation(optimised(bound, dp.terms), bound)

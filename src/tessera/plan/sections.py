@@ -7,7 +7,7 @@ likewise about its section.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any, Final
@@ -15,12 +15,14 @@ from typing import Any, Final
 import numpy as np
 
 from tessera.errors import ConfigError
-from tessera.ids import ClientId, RoundId
+from tessera.ids import RoundId
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.compression import LEVELS, TopBy, shapes_of
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan.dp import DPPlan
 from tessera.privacy.dp.events import THE_METRICS, THE_SHARING
+from tessera.privacy.dp.mechanism import check_rate
+from tessera.privacy.dp.participation import Participation
 from tessera.privacy.index.response import IndexPrivacy, Perturbation
 from tessera.protocols.secagg.params import GraphKind, Threat
 from tessera.protocols.two_server.params import Read
@@ -166,7 +168,7 @@ class PrivacyPlan:
     own_rounds: int = 0
     """Rounds of its own that a client has in a period before it takes the next.
 
-    0: period_rounds, or 1 with one_participation. Periods follow from the leader's round ids, and a
+    0: period_rounds. Periods follow from the leader's round ids, and a
     client refuses one that is early by its own count. Where cohorts are drawn, a client has fewer
     rounds than the federation.
     """
@@ -176,8 +178,6 @@ class PrivacyPlan:
     Over all periods; a client that has no budget of its own answers no more when it is spent.
     Exact answers (cpp1) cost infinitely much, so that 0 is no limit there.
     """
-    one_participation: bool = False
-    """A client takes part at most once in a period."""
     keep: float = 1.0
     """Probability that a client keeps a real row, for a period.
 
@@ -223,7 +223,6 @@ class PrivacyPlan:
             return
         for name, wrong in (
             ("pseudonyms", self.pseudonyms),
-            ("one_participation", self.one_participation),
             ("insecure_small_groups", self.insecure_small_groups),
         ):
             if wrong:
@@ -236,16 +235,12 @@ class PrivacyPlan:
     @property
     def least_rounds(self) -> int:
         """Rounds of its own that a client has in a period before it takes the next."""
-        return 1 if self.one_participation else self.own_rounds or self.period_rounds
+        return self.own_rounds or self.period_rounds
 
     @property
     def grouped(self) -> bool:
         """Whether the rows of clients are to be hidden in fixed groups."""
         return self.level == GROUPS
-
-    def links_rounds(self, *, whole_run: bool) -> bool:
-        """Whether rounds of one client in a period (in the whole run) can be told to be its."""
-        return not (self.grouped or (self.one_participation and not whole_run))
 
     @property
     def only_simulated(self) -> str:
@@ -265,10 +260,6 @@ class PrivacyPlan:
         said = self.own_rounds or chosen not in (None, self.least_rounds)
         return chosen if said else drawn
 
-    def still_free(self, clients: Sequence[ClientId], met: Collection[ClientId]) -> list[ClientId]:
-        """Who of these may take part in a period in which those in `met` have done so."""
-        return [c for c in clients if not (self.one_participation and c in met)]
-
     @property
     def decoy_share(self) -> float:
         """Decoys per real id; none in a group, which opens whole or not at all."""
@@ -287,6 +278,88 @@ class PrivacyPlan:
         if (self.keep, self.add) == (1.0, 0.0):
             return None
         return Perturbation(keep=self.keep, add=self.add)
+
+
+class DrawnBy(StrEnum):
+    """What decides who is in which round."""
+
+    SEED = "seed"
+    SCHEDULE = "schedule"
+    SECRET = "secret"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CohortsPlan:
+    """Who is in which round, and how often: what noise has to be sized for.
+
+    Clients keep it: each stores the rounds that it was in, and refuses one that is too early or one
+    too many. Fixed groups have no cohorts.
+    """
+
+    drawn: DrawnBy = DrawnBy.SEED
+    """By the plan's "seed", by a public "schedule", or by "secret" coins.
+
+    "seed": a cohort is drawn at random in every round, and everybody can compute it. "schedule":
+    every client has a place in a pass over all of them, in the same order in every pass; the order
+    is drawn after registration has closed. "secret": a coin of the leader's for every client and
+    round.
+    """
+    rounds_per_client: int = 0
+    """Rounds of a training that a client is in, at most; 0: by rounds and separation.
+
+    A training is the rounds of [simulation]. With a task it is computed: with "schedule" the passes
+    there are; with "seed" and noise for a budget the most rounds that the seed gives to anybody.
+    Not with "secret".
+    """
+    separation: int = 0
+    """Rounds from one of a client's to its next, at least; 0: 1, or a whole pass.
+
+    Two rounds in a row are 1 apart. With "schedule" only. A pass has as many rounds as clients fill
+    cohorts, and with a task it is computed from its clients.
+    """
+    share: float = 0.0
+    """Probability that a client is in a round, with "secret".
+
+    With [dp] unit = "user" and trust = "server" or "each". Cohorts vary in size; `cohort` is to be
+    the number that is expected, and is what sums are divided by. Against readers of the model, and
+    against clients that are not shown who takes part, every round is charged as a sample; against
+    all others every participation in full.
+    """
+
+    def __post_init__(self) -> None:
+        choose_by_name(self, "drawn", DrawnBy)
+        check_at_least("rounds_per_client", self.rounds_per_client, 0)
+        check_at_least("separation", self.separation, 0)
+        secret, said = self.drawn is DrawnBy.SECRET, f"drawn = {self.drawn.value!r}"
+        if secret:
+            check_rate(self.share)
+        elif self.share:
+            raise ConfigError(
+                f"share = {self.share:g} with {said}: nothing is drawn by coins",
+                hint='leave it out, or use drawn = "secret"',
+            )
+        if secret and self.rounds_per_client:
+            raise ConfigError(
+                f"rounds_per_client = {self.rounds_per_client} with {said}: who has had them would "
+                "be in no other round, and coins would not be independent",
+                hint='leave it out, or use drawn = "schedule"',
+            )
+        if self.separation and self.drawn is not DrawnBy.SCHEDULE:
+            raise ConfigError(
+                f"separation = {self.separation} with {said}, which keeps no distance",
+                hint='leave it out, or use drawn = "schedule"',
+            )
+
+    @property
+    def scheduled(self) -> bool:
+        return self.drawn is DrawnBy.SCHEDULE
+
+    def bound(self, rounds: int) -> Participation:
+        """In which of so many rounds a client may be."""
+        apart = self.separation or 1
+        fit = -(-rounds // apart)
+        most = min(self.rounds_per_client or fit, fit)
+        return Participation(rounds=rounds, most=most, separation=apart)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -747,6 +820,7 @@ SECTIONS: Final[dict[str, type[Any]]] = {
     "model": ModelPlan,
     "privacy": PrivacyPlan,
     "groups": GroupsPlan,
+    "cohorts": CohortsPlan,
     "security": SecurityPlan,
     "union": UnionPlan,
     "update": UpdatePlan,

@@ -33,6 +33,8 @@ RENAMED: Final[Mapping[tuple[str, str], str]] = {
     ("server", "pull"): "it is called shrinkage now",
     ("privacy", "group"): "it is [groups] size now",
     ("privacy", "fixed_groups"): "it is [groups] size now",
+    ("privacy", "one_participation"): 'it is [cohorts] drawn = "schedule" now',
+    ("dp", "participation"): 'it is [cohorts] drawn = "secret" with this as its share now',
 }
 """(section, key): the hint for a key that once had another name, or another place."""
 

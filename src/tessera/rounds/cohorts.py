@@ -1,15 +1,14 @@
 """Cohorts: who takes part in a round, who is summed with whom, and what a client insists on.
 
-Four kinds, chosen once by the plan (`cohorts_of`): drawn by the plan's seed, which everybody has;
-the same as long as two servers' keys last; whole fixed groups, which never change; or by coins of
-the leader, so that only the leader, and whoever meets the cohort, knows who is in it. A new kind is
-a class in this file.
+Five kinds, chosen once by the plan (`cohorts_of`): drawn by the plan's seed, which everybody has;
+the same as long as two servers' keys last; by a public schedule, in which everybody has a place;
+whole fixed groups, which never change; or by coins of the leader, so that only the leader, and
+whoever meets the cohort, knows who is in it. A new kind is a class in this file.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -20,15 +19,17 @@ import numpy.typing as npt
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import CoinStream, Label, Stream, uniform
 from tessera.crypto.ring import Ring
-from tessera.crypto.secret import encode_context
+from tessera.crypto.secret import Secret, encode_context
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, RoundId, TableId
 from tessera.learning.averaging import TableMean
 from tessera.plan import Plan, Sharing
 from tessera.plan.dp import GIVEN_UP, boundary
+from tessera.plan.places import drawn_by_seed
 from tessera.privacy.index.period import AnotherGroup, PeriodStore
 from tessera.privacy.index.response import IndexPrivacy
 from tessera.rounds import schemes
+from tessera.rounds.schedule import Schedule
 from tessera.rounds.sums import Split
 from tessera.rounds.words import RoundResult
 
@@ -95,19 +96,16 @@ class CohortRule:
         """Those of a cohort whose statistics are summed together."""
         return [clients]
 
+    def scheduled(
+        self, clients: Collection[ClientId], stored: Schedule | None = None
+    ) -> Schedule | None:
+        """Where each client has its place, as it was `stored` if it was; None: nobody has one."""
+        return None
+
     def draw(self, round_id: RoundId, cohorts: Cohorts) -> list[ClientId]:
-        """Without replacement, within what the plan allows in this period."""
-        plan, met = self.plan, cohorts.met[self.plan.period(round_id)]
-        pool = plan.privacy.still_free(sorted(cohorts.population), met)
-        if len(pool) < plan.cohort:
-            raise ConfigError(
-                f"round {round_id}: {len(pool)} clients may take part, a cohort has {plan.cohort}",
-                hint="more clients, a smaller cohort, or shorter periods",
-            )
-        rng = np.random.default_rng([plan.seed, int(round_id)])
-        chosen = [pool[i] for i in sorted(rng.choice(len(pool), plan.cohort, replace=False))]
-        met.update(chosen)
-        return chosen
+        """Without replacement."""
+        everybody = sorted(cohorts.population)
+        return [everybody[i] for i in drawn_by_seed(self.plan, int(round_id), len(everybody))]
 
     def coins(
         self, round_id: RoundId, clients: int, entropy: Entropy
@@ -183,6 +181,33 @@ class LastingCohorts(CohortRule):
         if cohorts.lasting is None or cohorts.lasting[0] != first:
             cohorts.lasting = (first, tuple(super().draw(first, cohorts)))
         return list(cohorts.lasting[1])
+
+
+class ScheduledCohorts(CohortRule):
+    """By a public schedule: the same order in every pass, and nobody changes places.
+
+    Whose word the order is: in a simulation nobody's, it follows from the plan's seed and the name
+    of the federation; in a deployment the leader's, which draws a seed once registration is closed
+    and tells it to everybody. A leader that chooses the order chooses who meets whom in a round. It
+    does not choose how often: clients count, and keep the distance.
+    """
+
+    def scheduled(
+        self, clients: Collection[ClientId], stored: Schedule | None = None
+    ) -> Schedule | None:
+        if stored is None:
+            context = encode_context(Label.SCHEDULE, self.plan.federation, self.plan.seed)
+            seed = Secret(hashlib.sha256(context).digest())
+            found = Schedule.drawn(clients, self.plan.cohort, seed)
+        else:
+            found = stored.among(clients)
+        found.check(self.plan)
+        return found
+
+    def draw(self, round_id: RoundId, cohorts: Cohorts) -> list[ClientId]:
+        """A place whose client has left is empty."""
+        assert cohorts.schedule is not None
+        return cohorts.schedule.of_round(int(round_id))
 
 
 class FixedGroups(CohortRule):
@@ -278,20 +303,20 @@ class SecretCohorts(CohortRule):
     @property
     def only_simulated(self) -> str:
         return (
-            f"[dp] participation = {self.share:g}: a client that is not drawn would have to be "
+            '[cohorts] drawn = "secret": a client that is not drawn would have to be '
             "charged, too, and a deployment does not tell it of the round"
         )
 
     @property
     def share(self) -> float:
         """The probability of a client to be in a round."""
-        return self.plan.participation
+        return self.plan.cohorts.share
 
     def check(self, population: int) -> None:
         plan, share = self.plan, self.share
         if round(share * population) != plan.cohort:
             raise ConfigError(
-                f"[dp] participation = {share:g} of {population:,} clients makes a cohort of "
+                f"[cohorts] share = {share:g} of {population:,} clients makes a cohort of "
                 f"{share * population:.5g}, and not of {plan.cohort:,}, by which sums are divided",
                 hint=f"cohort = {max(2, round(share * population))}",
             )
@@ -299,7 +324,7 @@ class SecretCohorts(CohortRule):
         too_few = boundary(fewest, expected=plan.cohort, share=share)
         if too_few > GIVEN_UP:
             raise ConfigError(
-                f"[dp] participation = {share:g}: that fewer than {fewest} clients are drawn, and "
+                f"[cohorts] share = {share:g}: that fewer than {fewest} clients are drawn, and "
                 f"the round is given up, is not below {GIVEN_UP:g}; it would show who is there",
                 hint="more clients, a larger share of them, or fewer that a round needs",
             )
@@ -359,6 +384,8 @@ def cohorts_of(plan: Plan) -> CohortRule:
     """The kind of cohorts that a plan has."""
     if plan.drawn_in_secret:
         return SecretCohorts(plan)
+    if plan.cohorts.scheduled:
+        return ScheduledCohorts(plan)
     if plan.grouped:
         return FixedGroups(plan)
     return LastingCohorts(plan) if plan.key_rounds > 1 else CohortRule(plan)
@@ -373,26 +400,28 @@ class Cohorts:
         population: Collection[ClientId],
         entropy: Entropy,
         groups: Sequence[FixedGroup] = (),
+        schedule: Schedule | None = None,
     ) -> None:
-        """`groups` are the fixed groups that were formed before, which stay."""
+        """`groups` are the fixed groups that were formed before, which stay; so does `schedule`."""
         plan.check_population(len(population), hint="take a smaller cohort, or more clients")
         self.plan, self.rule = plan, cohorts_of(plan)
         self.rule.check(len(population))
         self.population, self.entropy = population, entropy
         self.groups = self.rule.formed(population, groups)
-        self.met: dict[int, set[ClientId]] = defaultdict(set)  # by period
+        self.schedule = self.rule.scheduled(population, schedule)
         self.lasting: tuple[RoundId, tuple[ClientId, ...]] | None = None
         self.pseudonyms: dict[int, dict[int, int]] = {}
 
     def admit(self, newcomers: Collection[ClientId]) -> None:
         """Clients that join from now on. A fixed group takes nobody in: they form new ones.
 
-        Whoever found no group so far waits with them.
+        Whoever found no group so far waits with them. In a schedule they take free places.
         """
         population = sorted({*self.population, *newcomers})
         self.rule.check(len(population))
         self.population = population
         self.groups = self.rule.formed(population, self.groups)
+        self.schedule = self.rule.scheduled(population, self.schedule)
 
     @property
     def least_rounds(self) -> int:

@@ -191,7 +191,7 @@ class AddedNoise(Noise):
 
     def setting_with(self, *, setup: bool) -> NoiseSetting:
         plan, dp = self.plan, self.dp
-        rate, coins = dp.coins
+        rate, coins = plan.coins
         return NoiseSetting(
             unit=dp.unit,
             noise=self.multiplier,

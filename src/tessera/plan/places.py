@@ -1,0 +1,34 @@
+"""Places: which clients a round has by what is public, the plan's seed or a schedule.
+
+Clients are numbered here from 0, in the order of their ids; `rounds/cohorts.py` knows who they are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from tessera.plan.plan import Plan
+
+
+def drawn_by_seed(plan: Plan, round_id: int, clients: int) -> npt.NDArray[np.int64]:
+    """The cohort of a round, without replacement, in rising order."""
+    first = round_id // plan.key_rounds * plan.key_rounds  # as long as keys last, so does a cohort
+    rng = np.random.default_rng([plan.seed, first])
+    return np.sort(rng.choice(clients, plan.cohort, replace=False))
+
+
+def most_by_seed(plan: Plan, clients: int) -> int:
+    """The most rounds of a training that the seed gives to any of so many clients."""
+    counts = np.zeros(clients, dtype=np.int64)
+    for round_id in range(plan.simulation.rounds):
+        counts[drawn_by_seed(plan, round_id, clients)] += 1
+    return int(counts.max())
+
+
+def rounds_of_a_pass(clients: int, cohort: int) -> int:
+    """Rounds in which every client has one place."""
+    return max(1, -(-clients // cohort))
