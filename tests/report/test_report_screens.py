@@ -25,7 +25,11 @@ from papers.cells import Cell
 from papers.fedmmf import GAINS, LAYOUT, PAPER, TABLE_2
 from report import folders
 from tessera.audit.ratings.plain_uploads import BINS
+from tessera.plan import DPPlan, Plan, TablePlan
 from tessera.report import page as report
+from tessera.report import statement_page
+from tessera.report.statement import Subject, statement_of
+from tessera.rounds.noise import noise_of
 
 BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome")
 SLOW: Final = pytest.mark.slow
@@ -276,4 +280,38 @@ def test_print_is_a4_and_a_few_pages(browser: str, tmp_path: Path, pages: dict[s
     sizes = re.findall(rb"/MediaBox\s*\[\s*0 0 ([\d.]+) ([\d.]+)\s*\]", pdf)
     assert 3 <= len(sizes) <= 7
     # 210 mm x 297 mm in points.
+    assert all(abs(float(w) - 595.3) < 1 and abs(float(h) - 841.9) < 1 for w, h in sizes)
+
+
+def test_a_statement_is_one_sheet_and_fits_a_phone(browser: str, tmp_path: Path) -> None:
+    """As long as it gets: noise with conditions, warnings, and as many attacks as are listed."""
+    plan = Plan(
+        federation="a_federation_name_without_any_space_that_goes_on_and_on_and_on",
+        scheme="secure-fedavg",
+        cohort=100,
+        tables=(TablePlan(name="items", rows=500, width=8),),
+        dp=DPPlan(unit="user", epsilon=3.0, delta=1e-5, trust="shares"),
+    ).with_simulation(rounds=3)
+    finding = {"unit": "share", "measured": 0.5, "low": 0.4, "high": 0.6, "claimed": 0.5}
+    finding |= {"level": 0.999, "verdict": "broken"}
+    names = [f"an attack with a long name that says what was tried, number {n}" for n in range(20)]
+    subject = Subject(
+        name="run",
+        kind="run",
+        plan=noise_of(plan).calibrated(),
+        version="1.0",
+        rounds=2,
+        people=200_000,
+        test_entropy=True,
+        audit={"attacks": [finding | {"name": name} for name in names]},
+    )
+    page = tmp_path / "statement.html"
+    page.write_text(statement_page.html(statement_of(subject)))
+    for size in (PHONE, LAPTOP):
+        found = measure(browser, tmp_path, page, size)
+        assert found["scroll"] <= found["inner"] and not found["wide"]
+    out = tmp_path / "statement.pdf"
+    start(browser, tmp_path, page, LAPTOP, "--no-pdf-header-footer", f"--print-to-pdf={out}")
+    sizes = re.findall(rb"/MediaBox\s*\[\s*0 0 ([\d.]+) ([\d.]+)\s*\]", out.read_bytes())
+    assert len(sizes) == 1
     assert all(abs(float(w) - 595.3) < 1 and abs(float(h) - 841.9) < 1 for w, h in sizes)

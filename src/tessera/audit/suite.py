@@ -156,6 +156,11 @@ class AuditReport:
     findings: list[Finding]
     tables: dict[str, Any] = field(default_factory=dict)
 
+    def as_json(self) -> dict[str, Any]:
+        """As `tessera audit --json` prints it, and as it is kept in the run's folder."""
+        tables = {"tables": self.tables} if self.tables else {}
+        return {"attacks": [finding.as_json() for finding in self.findings], **tables}
+
 
 def run(record: Record) -> list[Finding]:
     """Every attack's findings over the whole record."""

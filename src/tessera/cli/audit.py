@@ -16,26 +16,30 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from tessera.audit.finding import LEVEL, Finding, FindingUnit, Verdict
+from tessera.audit.finding import LEVEL, Finding, Verdict
 from tessera.audit.guesses import CLIENT
 from tessera.audit.suite import audited
 from tessera.audit.two_server_view import HELPER, LEADER
 from tessera.cli.format import AsJson
 from tessera.ids import SERVER
-from tessera.report.numbers import epsilon, percent, score, share
+from tessera.report.numbers import in_unit, percent, share
 from tessera.report.terminal import Cell, table
+from tessera.runs.folder import AUDIT, RunFolder
 
 
 def audit(
     run: Annotated[Path, typer.Argument(help="A run's folder, with views and truth.")],
     as_json: AsJson = False,
 ) -> None:
-    """Attack the recorded views of RUN, and compare with what its plan claims."""
+    """Attack the recorded views of RUN, and compare with what its plan claims.
+
+    What it finds is kept in the folder (audit.json), where `tessera statement` reads it.
+    """
     found = audited(run)
+    kept = found.as_json()
+    RunFolder.load(run).keep(AUDIT, kept)
     if as_json:
-        tables = {"tables": found.tables} if found.tables else {}
-        attacks = [finding.as_json() for finding in found.findings]
-        typer.echo(json.dumps({"attacks": attacks, **tables}))
+        typer.echo(json.dumps(kept))
     else:
         show(found.findings)
         show_tables(found.tables)
@@ -51,7 +55,7 @@ def show(found: Sequence[Finding]) -> None:
     rows: list[list[Cell]] = []
     for finding in found:
         broken = finding.verdict is Verdict.BROKEN
-        claimed = figure(finding.claimed, finding) if finding.claims else "nothing"
+        claimed = in_unit(finding.claimed, finding.unit) if finding.claims else "nothing"
         by_chance = "" if math.isnan(finding.chance) else share(finding.chance)
         verdict = Text(finding.verdict.value, "bold red" if broken else "")
         row = [finding.name, measured(finding), claimed, *([by_chance] if guessed else [])]
@@ -101,12 +105,7 @@ def measured(finding: Finding) -> str:
     """The figure with its interval; a dash where nothing could be tried."""
     if finding.verdict is Verdict.UNTESTED:
         return "-"
-    low, high = (figure(number, finding).rstrip("%") for number in (finding.low, finding.high))
-    return f"{figure(finding.measured, finding)} ({low}-{high})"
-
-
-def figure(value: float, finding: Finding) -> str:
-    """A measured or claimed number, in the finding's unit."""
-    if finding.unit is FindingUnit.EPSILON:
-        return epsilon(value)
-    return score(value) if finding.unit is FindingUnit.AUC else share(value)
+    low, high = (
+        in_unit(number, finding.unit).rstrip("%") for number in (finding.low, finding.high)
+    )
+    return f"{in_unit(finding.measured, finding.unit)} ({low}-{high})"

@@ -60,6 +60,15 @@ def warn_if_slow(plan: Plan) -> None:
         )
 
 
+def model_of(plan: Plan) -> str:
+    """The name of the task's model, "" where it has none."""
+    if not plan.task.name:
+        return ""
+    from tessera.tasks.known import model_of as known
+
+    return known(plan.task.name, plan.task.options)
+
+
 # --- options --------------------------------------------------------------------------------------
 
 

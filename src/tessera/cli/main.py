@@ -66,6 +66,7 @@ COMMANDS: Final = {
     "rank": "Recall and NDCG of a run's model over all items.",
     "export": "A trained model as a plain state_dict, for `tessera.load`.",
     "audit": "Attack a run's recorded views; compare with its claims.",
+    "statement": "One page to sign: what a plan or run promises, to whom.",
     "privacy": "Epsilon and costs of randomised index sets; `privacy dp`: of noise.",
     "mask-bound": "Error bound of a private mask (FedMMF, Theorem 1).",
     "reproduce": "A paper's tables beside ours.",

@@ -19,6 +19,7 @@ from tessera.cli.format import (
     AsJson,
     DataFolder,
     figures_written,
+    model_of,
     parse_holders,
     warn_if_slow,
 )
@@ -467,7 +468,7 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
             yield plan.promise.in_words()
             if plan.groups.small:
                 yield SMALL
-            yield known_rows.in_words(plan.task.name, _model_of(plan))
+            yield known_rows.in_words(plan.task.name, model_of(plan))
         yield COMING_AND_GOING if plan.grouped else NAMED
     if plan.listed and plan.privacy.grouped:
         rows = noise_of(plan).dp.rows.value
@@ -532,15 +533,6 @@ def opens_with_noise(report: Mapping[str, Any]) -> bool:
     """Whether both servers add noise to every row before the sum opens."""
     noise = report["dp"]
     return noise is not None and noise["trust"] == Trust.EACH.value
-
-
-def _model_of(plan: Plan) -> str:
-    """The name of the task's model, "" where it has none."""
-    if not plan.task.name:
-        return ""
-    from tessera.tasks.known import model_of
-
-    return model_of(plan.task.name, plan.task.options)
 
 
 def example_of(scheme: str) -> str:

@@ -110,6 +110,13 @@ def signed(value: float, *, digits: int = 3) -> str:
     return f"{value:+.{digits}f}".replace("-", "−")
 
 
+def in_unit(value: float, unit: str) -> str:
+    """What an attack measured, or a claim about it, by its unit: epsilon, auc, or a share."""
+    if unit == "epsilon":
+        return epsilon(value)
+    return score(value) if unit == "auc" else share(value)
+
+
 def figure(value: float) -> str:
     """A number whose unit stands elsewhere."""
     if value == 0:

@@ -118,6 +118,7 @@ _OPENED: Final = (
     "who took part and, at the end, the sum: which rows any client wrote, with sums and counts; "
     "if they collude, every client's rows and updates"
 )
+_MEMBERS: Final = "All other members of the fixed group: a holder is hidden among the honest ones."
 _NOTHING_RANDOMISED: Final = "no index sets are randomised under it, so no epsilon applies."
 
 
@@ -273,6 +274,7 @@ GROUPED: Final = replace(
     rows=GroupRows(),
     knowledge=replace(
         SCHEMES[Scheme.SECURE_SUBMODEL].knowledge,
+        honest=_MEMBERS,
         plan="of each fixed group the union of its rows, and the sum and count of each row; which "
         "of its members holds a row only as a guess, bounded by B",
     ),
@@ -287,7 +289,7 @@ GROUPED_WHOLE: Final = replace(
         "number of rounds of that one group, from whoever knows no row of a member beforehand. Who "
         "came when.",
         clients="The whole model; ids and public keys of everybody in the fixed group.",
-        honest="All other members of the fixed group: a holder is hidden among the honest ones.",
+        honest=_MEMBERS,
         plan="of each fixed group the sum of all updates, and so which rows changed; which of its "
         "members holds a row only as a guess, bounded by B",
     ),

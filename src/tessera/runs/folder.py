@@ -15,6 +15,7 @@ checkpoint/    where the run stands, for `--resume`
 model/         what `tessera export` makes of it
 ranking.json   where the model puts what came next, and three users' lists
 tested.json    each look at the test part of a run that is tested on a validation part
+audit.json     what `tessera audit` found; statement.html and .txt: the page to sign
 beside/        the run of a second model that scores are mixed with, where the task has one
 views/, truth.json   with --record-views; helper.key: of two servers, the helper's unsealing key
 report.html
@@ -68,9 +69,13 @@ IDS = "ids.json"
 BESIDE = "beside"
 RANKING = "ranking.json"
 TESTED = "tested.json"
+AUDIT = "audit.json"
+STATEMENT = "statement.html"
+STATEMENT_TEXT = "statement.txt"
 CONTENTS: Final = (
     *(PLAN, RUN, f"{RUN}.tmp", IDS, EVENTS, ROUNDS, CHECKPOINT, MODEL, REPORT),
     *(VIEWS, TRUTH, LABELS, HELPER_KEY, BESIDE, RANKING, TESTED),
+    *(AUDIT, STATEMENT, STATEMENT_TEXT),
 )
 """Everything that a run writes into its folder, and all that is ever removed from it."""
 
@@ -241,7 +246,11 @@ class RunFolder:
             self.fact(*name.split("."))
 
     def forget_after(self, last: int | None) -> None:
-        """Drop the events of rounds after `last`: they are about to happen again."""
+        """Drop the events of rounds after `last`: they are about to happen again.
+
+        An audit is of the rounds that there were, and goes, too.
+        """
+        (self.folder / AUDIT).unlink(missing_ok=True)
         for name in (EVENTS, ROUNDS):
             path = self.folder / name
             kept = []

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from tessera.errors import ConfigError, MisuseError
-from tessera.ids import RoundId
+from tessera.ids import SERVER, RoundId
 from tessera.privacy.index import period
 from tessera.privacy.index.bound import ON_THE_OPERATORS_WORD
 
@@ -407,6 +407,28 @@ def last_rounds(database: sqlite3.Connection, most: int = 10) -> list[dict[str, 
             "SELECT round_id, data FROM event ORDER BY number DESC LIMIT ?", (most,)
         )
     ]
+
+
+def rounds_ended(folder: Path, bundle: bytes) -> int:
+    """Rounds that a leader's state has seen the end of, under this bundle: all are charged."""
+    path = folder / NAME
+    if not path.exists():
+        raise ConfigError(f"{folder}: there is no state here", hint="name a party's --state folder")
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+            owner, under = database.execute("SELECT owner, plan FROM journal").fetchone()
+            (rounds,) = database.execute("SELECT COUNT(DISTINCT round_id) FROM event").fetchone()
+    except sqlite3.DatabaseError as error:
+        raise ConfigError(
+            f"{path}: {error}", hint="the file is damaged, or not a state of tessera"
+        ) from error
+    if str(under) != bundle.hex():
+        raise ConfigError(
+            f"{folder} is the state of another federation", hint="name the bundle it was served by"
+        )
+    if owner != SERVER:
+        raise ConfigError(f"{folder} is the state of {owner}", hint="name the leader's")
+    return int(rounds)
 
 
 def outcome_of(event: dict[str, Any]) -> dict[str, Any]:
