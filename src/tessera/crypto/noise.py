@@ -202,7 +202,8 @@ NARROW: Final = 1024.0
 ONCE: Final = np.ones((1, 1), dtype=np.int32)
 STEP: Final = 256
 """A wide Gaussian is x + STEP * y with x of deviation NARROW."""
-WIDEST: Final = 2e8
+WIDEST: Final = 2.0**35
+"""Four samples of tables; no sample of it has more than 40 bits."""
 
 
 def added_delta(distance: float, integers: int, epsilon: float) -> float:

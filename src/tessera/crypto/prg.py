@@ -108,6 +108,7 @@ class Label(StrEnum):
     STATISTIC_NOISE = "statistic noise"  # entropy -> noise on a sum that is no update
     STATISTIC_SHARE = "statistic share"  # entropy -> a client's share of its part for a helper
     SUM_NOISE = "sum noise"  # a party's root -> the noise that it adds to a round's sum
+    CORRELATED_NOISE = "correlated noise"  # that -> z of a round, of which later sums have a part
     ROW_CUT = "row cut"  # training coins -> which examples a row that is protected stays in
     BATCH_COINS = "batch coins"  # the same -> who is in each step's batch
     DENSE_NOISE = "dense noise"  # the same -> noise on the dense part
