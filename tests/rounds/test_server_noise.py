@@ -153,7 +153,7 @@ def test_at_the_wrap_noise_on_the_centred_sum_gives_the_victim_away_and_in_the_r
             stream = noise_stream(secret, RoundId(0), SERVER, "dense")
             drawn = discrete_gaussian(vector.deviation).sample(stream, len(total.dense))
             late = np.clip(signed(total.dense, ring) + drawn, -vector.largest, vector.largest)
-            opened = noise_of(plan).on_sum(total, secret, RoundId(0))
+            opened = noise_of(plan).on_sum(total, (secret,), RoundId(0))
             assert np.array_equal(opened.dense, ring.add(total.dense, ring.from_ints(drawn)))
             centred += (late[0] < 0) == there if seed < 4 else 0
             ringed += (signed(opened.dense, ring)[0] < 0) == there

@@ -358,7 +358,7 @@ def observe_merging(
         scores = np.zeros(canaries)
         for at in range(rounds):
             secret = entropy.secret(Label.CANARIES, "merging", border, at)
-            opened = noise_of(small).on_sum(total, secret, RoundId(at))
+            opened = noise_of(small).on_sum(total, (secret,), RoundId(at))
             part = means(small, opened, union={}).tables[TABLE]
             scores += 1.0
             scores[part.ids] -= np.where(part.mean[:, 0] > 0.0, 1.0, 0.5)

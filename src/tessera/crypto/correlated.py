@@ -31,7 +31,6 @@ from tessera.crypto.prg import Label, Stream
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError
-from tessera.ids import Party
 
 FRACTION: Final = 24
 """Coefficients are integers over 2^FRACTION, the same for the account and for the noise."""
@@ -60,7 +59,10 @@ class BandedInverse:
         return 1 + len(self.terms)
 
 
-def noise_streams(secrets: Sequence[Secret], at: int, sender: Party, part: int) -> list[Stream]:
+INDEPENDENT: Final = BandedInverse()
+
+
+def noise_streams(secrets: Sequence[Secret], at: int, sender: str, part: int | str) -> list[Stream]:
     """Of round `at` and those before it, newest first, each under the secret of its own round."""
     return [
         Stream.of(secret, Label.CORRELATED_NOISE, at - back, sender, part)

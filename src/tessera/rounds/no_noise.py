@@ -234,8 +234,8 @@ class Noise:
         """What cuts one client's words to what an honest client may send, where they are seen."""
         return None
 
-    def on_sum(self, total: StageSum, secret: Secret, round_id: RoundId) -> StageSum:
-        """An opened sum with what the server adds to it."""
+    def on_sum(self, total: StageSum, secrets: Sequence[Secret], round_id: RoundId) -> StageSum:
+        """An opened sum with what the server adds to it. The first secret is the round's own."""
         return total
 
     def sum_bounds(self, clients: int) -> SumBounds:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from tessera.crypto.correlated import correlated_noise, noise_streams
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.group import Words
 from tessera.crypto.noise import DEVIATION, Gaussian, add_noise, dense_noise, row_noise
@@ -181,14 +182,23 @@ class ServerNoise(NoiseOnSums):
         """What is as long as what a client names says how much that is."""
         return super().covers(figure) and not (self.opens_all and figure is Figure.ROWS)
 
-    def on_sum(self, total: StageSum, secret: Secret, round_id: RoundId) -> StageSum:
-        def noisy(words: Words, part: str) -> Words:
-            stream = noise_stream(secret, round_id, SERVER, part)
-            return add_noise(self.plan.ring, self.vector.deviation, words, stream)
+    def on_sum(self, total: StageSum, secrets: Sequence[Secret], round_id: RoundId) -> StageSum:
+        at, inverse = int(round_id), self.correlation
+        ring, deviation = self.plan.ring, self.vector.deviation
+        if len(secrets) != min(inverse.draws, at + 1):
+            raise MisuseError(f"noise of round {at} needs the secrets of {inverse.draws}")
+
+        def noisy(words: Words, part: str, rows: Ids | None = None) -> Words:
+            if inverse.terms:
+                streams = noise_streams(secrets, at, SERVER, part)
+                return correlated_noise(inverse, deviation).add(ring, words, streams, rows)
+            return add_noise(
+                ring, deviation, words, noise_stream(secrets[0], round_id, SERVER, part)
+            )
 
         summed = self._whole(total) if self.opens_all else total.tables
         tables = {
-            table: replace(part, words=noisy(part.words, f"table {int(table)}"))
+            table: replace(part, words=noisy(part.words, f"table {int(table)}", part.rows))
             for table, part in summed.items()
         }
         return replace(total, dense=noisy(total.dense, "dense"), tables=tables)

@@ -19,8 +19,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from tessera.crypto.entropy import Entropy
+from tessera.crypto.entropy import Entropy, RootedEntropy
 from tessera.crypto.keys import Identity, SealingKey, SigningKey
+from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.learning.tables.spec import DerivedMap
@@ -32,7 +33,9 @@ from tessera.protocols.two_server.key_period import KeyStore
 from tessera.protocols.two_server.params import Servers
 from tessera.protocols.two_server.read.row_tags import RowTagCache
 from tessera.protocols.two_server.reports import SingleWorker, Workers
+from tessera.rounds import noise_chain
 from tessera.rounds.local_state import LocalState, check_rows
+from tessera.rounds.noise_chain import ChainStore
 from tessera.rounds.resolve import resolve
 from tessera.rounds.sums import ClientSetup, Sum
 
@@ -70,7 +73,7 @@ class ClientRoundSetup(ClientSetup):
 class ServerParty:
     """What the server has for all rounds; a key and the helper's, where it is the leader of two.
 
-    `row_tags` and `key_store` have what it keeps from earlier rounds.
+    `row_tags`, `key_store` and `chain_store` have what it keeps from earlier rounds.
     """
 
     entropy: Entropy = field(repr=False)
@@ -79,6 +82,7 @@ class ServerParty:
     workers: Workers = field(default_factory=SingleWorker)
     row_tags: RowTagCache | None = field(default=None, repr=False)
     key_store: KeyStore | None = field(default=None, repr=False)
+    chain_store: ChainStore | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +104,16 @@ class HelperParty:
     workers: Workers = field(default_factory=SingleWorker)
     row_tags: RowTagCache | None = field(default=None, repr=False)
     key_store: KeyStore | None = field(default=None, repr=False)
+    chain_store: ChainStore | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OverModel:
     """A server in a round, over the model as it stands: the role reads it, and steps nothing."""
 
+    party: ClassVar[Party]
+
+    own: ServerParty | HelperParty
     plan: Plan
     round_id: RoundId
     dense: Floats = field(repr=False)
@@ -121,6 +129,16 @@ class OverModel:
     @property
     def context(self) -> bytes:
         return self.plan.digest
+
+    def noise_secrets(self, root: RootedEntropy) -> tuple[Secret, ...]:
+        """What its noise on this round's sum follows from, stored where later rounds need it."""
+        return noise_chain.round_secrets(
+            resolve(self.plan).noise.correlation,
+            self.own.chain_store,
+            noise_chain.own_secret(root),
+            self.round_id,
+            noise_chain.drawn_again(self.own.entropy, self.plan, self.party),
+        )
 
     @property
     def sum(self) -> Sum:

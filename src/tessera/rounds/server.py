@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from tessera import wire
 from tessera.crypto.entropy import RootedEntropy
-from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, RoundAborted
 from tessera.ids import SERVER, ClientId, Party, TableId, clients_in
 from tessera.learning.tables.submodel import Ids
@@ -33,6 +32,7 @@ from tessera.protocols.machine import (
 from tessera.protocols.secagg import messages as secagg
 from tessera.protocols.secagg.groups import distinct, places_in
 from tessera.protocols.secagg.phases import StageSum, StageSums
+from tessera.protocols.two_server.write.sums import NoiseSecrets
 from tessera.rounds import encode, schemes, select
 from tessera.rounds.delivery import SentModel
 from tessera.rounds.messages import Download, UnionOpened, farewells
@@ -53,6 +53,7 @@ class SummingUnion:
     """Carries the union's sum."""
 
     root: StoredRoot = field(repr=False)
+    noise: NoiseSecrets = field(repr=False)
     sum: SumRole
 
 
@@ -65,6 +66,7 @@ class SummingUpdate:
     """
 
     root: StoredRoot = field(repr=False)
+    noise: NoiseSecrets = field(repr=False)
     sum: SumRole
     union: MaybeUnion
     residual: Annotated[int, wire.VARINT]
@@ -131,10 +133,10 @@ class ServerRound(Coordinator[ServerRoundSetup]):
         return {"sum": partial(self._sum.wake_server, self._setup)}
 
     def _first(self, root: RootedEntropy) -> SummingUnion | SummingUpdate:
-        total = self._sum.serve(self._setup, root)
+        total, noise = self._sum.serve(self._setup, root), self.setup.noise_secrets(root)
         if self._rows.randomised:
-            return SummingUnion(root=root, sum=total)
-        return SummingUpdate(root=root, sum=total, union=None, residual=0)
+            return SummingUnion(root=root, noise=noise, sum=total)
+        return SummingUpdate(root=root, noise=noise, sum=total, union=None, residual=0)
 
     # --- where the round stands -----------------------------------------------------------------
 
@@ -201,7 +203,9 @@ class ServerRound(Coordinator[ServerRoundSetup]):
         opened = total.sums[UNION]
         ids, residual = self._sum.opened_ids(plan, self.round_id, total)
         union = Kept.of(select.opened_union(plan, self.round_id, ids))
-        following = SummingUpdate(root=state.root, sum=total, union=union, residual=residual)
+        following = SummingUpdate(
+            root=state.root, noise=state.noise, sum=total, union=union, residual=residual
+        )
         found = select.union_rows(plan, union.message, self.setup.derived)
         rows = {plan.table_id(name): len(ids) for name, ids in found.items()}
         self._united = (union, found)
@@ -221,8 +225,7 @@ class ServerRound(Coordinator[ServerRoundSetup]):
         if total.phase != "done":
             return state, out
         # Before anybody looks at it: what follows from the sum follows from noisy words only.
-        noise = state.root.secret(Label.SUM_NOISE)
-        opened = self._noise.on_sum(total.sums[-1], noise, self.round_id)
+        opened = self._noise.on_sum(total.sums[-1], state.noise, self.round_id)
         sums = (*total.sums[:-1], opened)
         return RoundSummed(sums=sums, union=state.union, residual=state.residual), out
 

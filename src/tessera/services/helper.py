@@ -15,12 +15,13 @@ from tessera.plan import Plan
 from tessera.protocols.machine import RoundOutcome
 from tessera.protocols.two_server.key_period import KeyPeriod
 from tessera.rounds.course import HelperCourse
+from tessera.rounds.noise_chain import NoiseChain
 from tessera.rounds.role_setup import HelperParty, StoredRole
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.services.dialing_party import DialingParty
 from tessera.services.journal import Journal
-from tessera.services.journal_stores import JournalKeys, JournalReplayGuard
+from tessera.services.journal_stores import CHAIN, JournalKeys, JournalReplayGuard
 
 
 class HelperService(DialingParty):
@@ -41,7 +42,8 @@ class HelperService(DialingParty):
         self.plan, self._first_model, self._directory = plan, first_model, directory
         self._guard = JournalReplayGuard(journal)
         keys = JournalKeys(journal, HELPER, KeyPeriod)
-        self._party = replace(party, replay_guard=self._guard, key_store=keys)
+        chain = JournalKeys(journal, HELPER, NoiseChain, CHAIN)
+        self._party = replace(party, replay_guard=self._guard, key_store=keys, chain_store=chain)
         self.course: HelperCourse
         self.load()
 

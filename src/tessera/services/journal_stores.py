@@ -133,6 +133,7 @@ SECRET: Final = "secret"
 EXAMPLES: Final = "examples of the period"
 AGREEMENT: Final = "agreement"
 KEYS: Final = "keys"
+CHAIN: Final = "secrets of correlated noise"
 RESIDUAL: Final = "residual"
 BROKEN: Final = "broken"
 
@@ -218,13 +219,14 @@ class JournalReplayGuard:
 
 
 class JournalKeys(Generic[R]):
-    """Keys that last longer than a round (`protocols/two_server/key_period.py`)."""
+    """Secrets that last longer than a round: keys (`protocols/two_server/key_period.py`), or what
+    correlated noise follows from (`rounds/noise_chain.py`), each under a name of its own."""
 
-    def __init__(self, journal: Journal, party: str, kind: type[R]) -> None:
-        self._journal, self._party, self._kind = journal, party, kind
+    def __init__(self, journal: Journal, party: str, kind: type[R], name: str = KEYS) -> None:
+        self._journal, self._party, self._kind, self._name = journal, party, kind, name
 
     def latest(self) -> R | None:
-        data = self._journal.fact(self._party, KEYS)
+        data = self._journal.fact(self._party, self._name)
         if data is None:
             return None
         found: R = wire.decode(data, expect=[self._kind], cap=MAX_STATE_BYTES)
@@ -234,7 +236,7 @@ class JournalKeys(Generic[R]):
         stored = self.latest()
         check_rising(stored, record)
         if stored is None or stored.mark != record.mark:
-            self._journal.set_fact(self._party, KEYS, wire.encode(record))
+            self._journal.set_fact(self._party, self._name, wire.encode(record))
 
 
 # --- roles ----------------------------------------------------------------------------------------

@@ -25,11 +25,12 @@ from tessera.protocols.two_server.key_period import KeyPeriod
 from tessera.rounds import schemes
 from tessera.rounds.course import Course, DrawnRound, PartOutcome, RoundPart, RoundServer
 from tessera.rounds.events import RoundAbort, RoundFinished, as_json
+from tessera.rounds.noise_chain import NoiseChain
 from tessera.rounds.role_setup import ServerParty
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.two_server.leader import LeaderRound
 from tessera.services.journal import Journal, outcome_text
-from tessera.services.journal_stores import JournalKeys, entries, store_role, stored_role
+from tessera.services.journal_stores import CHAIN, JournalKeys, entries, store_role, stored_role
 from tessera.services.link import (
     ACCEPTED,
     Link,
@@ -108,7 +109,11 @@ class LeaderService:
         self.journal, self.plan = journal, plan
         self.clients = frozenset(clients)
         self._first_model, self._identity = first_model, identity
-        self._party = replace(party, key_store=JournalKeys(journal, SERVER, KeyPeriod))
+        self._party = replace(
+            party,
+            key_store=JournalKeys(journal, SERVER, KeyPeriod),
+            chain_store=JournalKeys(journal, SERVER, NoiseChain, CHAIN),
+        )
         self.load()
 
     def load(self) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 import numpy as np
 import numpy.typing as npt
 
+from tessera import wire
 from tessera.crypto.entropy import Entropy, ScriptedEntropy, SystemEntropy
 from tessera.crypto.keys import Identity, identities
 from tessera.crypto.secret import Secret
@@ -27,6 +28,7 @@ from tessera.learning.tables.submodel import ModelUpdate, Submodel
 from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
 from tessera.protocols.machine import Outbound
+from tessera.protocols.two_server.key_period import MemoryStore
 from tessera.protocols.two_server.reports import Workers
 from tessera.rounds import schemes
 from tessera.rounds.cohorts import Cohorts, FixedGroup
@@ -45,6 +47,7 @@ from tessera.rounds.events import Event, PhaseClosed, RoundFinished
 from tessera.rounds.ideal import IdealSum, InMemory, TrustedParty
 from tessera.rounds.local_state import Word
 from tessera.rounds.noise import noise_of
+from tessera.rounds.noise_chain import ChainsAtRest, ChainStore, check_same
 from tessera.rounds.resolve import resolve
 from tessera.rounds.role_setup import ClientRoundSetup, ServerParty
 from tessera.rounds.root import simulated_coins
@@ -108,10 +111,15 @@ class Federation:
         self._trainer, self._faults = trainer, faults
         self._entropy: Entropy = entropy or SystemEntropy()
         self.two_server: TwoServerSetup | None = None
-        party = ServerParty(entropy=self._entropy)
+        self._chains: dict[str, ChainStore] = {SERVER: MemoryStore()}
+        party = ServerParty(entropy=self._entropy, chain_store=self._chains[SERVER])
         if schemes.of(plan).two_servers:
             self.two_server = TwoServerSetup.of(self._entropy, plan.federation, workers)
             party = self.two_server.leader_party
+            self._chains = {
+                SERVER: self.two_server.leader_chain,
+                HELPER: self.two_server.helper_chain,
+            }
         self._begin(
             party,
             ServerModel(
@@ -198,14 +206,18 @@ class Federation:
 
     def at_rest(self) -> bytes:
         """What a checkpoint has beside the model; secret."""
-        return b""
+        found = {party: store.latest() for party, store in self._chains.items()}
+        chains = {party: chain for party, chain in found.items() if chain is not None}
+        return wire.encode(ChainsAtRest(chains=chains)) if chains else b""
 
     def go_on_at(self, round_id: int, at_rest: bytes = b"") -> None:
         """Skip to this round. Cohorts, periods and ledger charges of earlier rounds are recomputed.
 
         They follow from the plan's seed and the entropy. The entropy must be the same as then, or a
-        period would get a second secret.
+        period would get a second secret. `at_rest` has the secrets of noise
+        that the next rounds have a part of.
         """
+        self._restore_chains(at_rest)
         for drawn in self.course.skip_to(round_id, self._sends_unmasked):
             self._charge_absent(drawn)
             for part in drawn.parts:
@@ -213,6 +225,13 @@ class Federation:
                 for name, client in part.named.items():
                     self._client(drawn, part, name, signers).prepare()
                     self.participants[client].local.last_round = drawn.round_id
+
+    def _restore_chains(self, at_rest: bytes) -> None:
+        stored = wire.decode(at_rest, expect=[ChainsAtRest]).chains if at_rest else {}
+        for party, chain in stored.items():
+            if not isinstance(self._entropy, SystemEntropy):
+                check_same(chain, self._entropy, self.plan, party)
+            self._chains[party].keep(chain)
 
     # --- rounds ---------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from tessera.protocols.two_server.key_period import KeyStore, MemoryStore
 from tessera.protocols.two_server.params import Servers
 from tessera.protocols.two_server.read.row_tags import RowTagCache
 from tessera.protocols.two_server.reports import SingleWorker, Workers
+from tessera.rounds.noise_chain import ChainStore
 from tessera.rounds.role_setup import HelperKeys, HelperParty, ServerParty
 
 
@@ -36,6 +37,8 @@ class TwoServerSetup:
     helper_row_tags: RowTagCache = field(default_factory=RowTagCache, repr=False)
     leader_keys: KeyStore = field(default_factory=MemoryStore, repr=False)
     helper_keys: KeyStore = field(default_factory=MemoryStore, repr=False)
+    leader_chain: ChainStore = field(default_factory=MemoryStore, repr=False)
+    helper_chain: ChainStore = field(default_factory=MemoryStore, repr=False)
     entropy: Entropy = field(default_factory=SystemEntropy, repr=False)
     workers: Workers = field(default_factory=SingleWorker)
 
@@ -67,6 +70,7 @@ class TwoServerSetup:
             workers=self.workers,
             row_tags=self.leader_row_tags,
             key_store=self.leader_keys,
+            chain_store=self.leader_chain,
         )
 
     @property
@@ -79,6 +83,7 @@ class TwoServerSetup:
             workers=self.workers,
             row_tags=self.helper_row_tags,
             key_store=self.helper_keys,
+            chain_store=self.helper_chain,
         )
 
     @property

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera import wire
+from tessera.crypto.correlated import INDEPENDENT, BandedInverse
 from tessera.crypto.cuckoo import HASHES, STASH_ROWS, bins_for
 from tessera.crypto.forest import BITS, HEADER_BYTES, SELECTORS, Values
 from tessera.crypto.group import Group
@@ -233,7 +234,8 @@ class TwoServerParams:
     not read may have `WRITTEN_LIMIT`: nobody would know what to narrow it to. With `verify` both
     servers check that a client writes one leaf in a bin at most. Keys last `key_rounds` rounds, and
     `absent` says what happens if somebody with keys is missing in a later one. Each server adds
-    `noise` of this deviation to every word of its share, and then every row opens.
+    `noise` of this deviation to every word of its share, and then every row opens; rounds are mixed
+    by `correlation`.
     """
 
     federation: str
@@ -253,6 +255,7 @@ class TwoServerParams:
     key_rounds: int = 1
     absent: Absent = Absent.REFUSE
     noise: float = 0.0
+    correlation: BandedInverse = INDEPENDENT
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.noise < float("inf"):
@@ -365,6 +368,7 @@ class TwoServerParams:
         parts += [self.dense, self.dense_bytes, self.corrupt, int(self.verify)]
         parts += [self.key_rounds, self.absent.value]
         parts += [f"noise {self.noise!r}"] if self.noise else []
+        parts += [f"mixed by {term}" for term in self.correlation.terms]
         for t in self.tables:
             parts += [t.table, t.rows, t.max_rows, t.row_bytes, t.words]
             parts += [t.read.value, t.write.value, t.stash]

@@ -271,7 +271,7 @@ class GroupEpochs:
             return None
         layout = self._layout(model)
         opened = layout.summed(total, self.group.members)
-        opened = self._noise.on_sum(opened, noise, RoundId(header.epoch))
+        opened = self._noise.on_sum(opened, (noise,), RoundId(header.epoch))
         result = encode.means(self.plan, opened, union=layout.union)
         if result.out_of_bounds:
             self._failed(OUTSIDE)

@@ -252,6 +252,7 @@ def two_server_params(
         key_rounds=plan.two_server.key_rounds,
         absent=Absent(plan.two_server.absent.value),
         noise=noise_of(plan).server_deviation,
+        correlation=noise_of(plan).correlation,
     )
 
 

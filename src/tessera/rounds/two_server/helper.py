@@ -312,7 +312,8 @@ class HelperRound(Follower[HelperRoundSetup]):
         if not isinstance(state, Consenting) or header is None:
             return state, out
         retrieval = self._sum.help_retrieve(self._retrieval_setup(state.domain, header))
-        write = self._sum.help_add_up(self._write_setup(state.domain, header), state.root)
+        noise = self.setup.noise_secrets(state.root) if state.domain.params.noise else ()
+        write = self._sum.help_add_up(self._write_setup(state.domain, header), state.root, noise)
         following = ServingReports(
             domain=state.domain, handshake=state.handshake, retrieval=retrieval, write=write
         )

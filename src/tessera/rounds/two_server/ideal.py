@@ -19,7 +19,6 @@ import numpy as np
 
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.prg import Label
-from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError, PeerError, RoundAborted
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, TableId
 from tessera.learning.tables.submodel import Floats, Ids, distinct
@@ -62,7 +61,13 @@ from tessera.protocols.two_server.read.server import RetrievalHelperSetup, Retri
 from tessera.protocols.two_server.write.client import RowUpdate, Update
 from tessera.protocols.two_server.write.helper import WriteHelperSetup
 from tessera.protocols.two_server.write.leader import WriteLeaderSetup
-from tessera.protocols.two_server.write.sums import RowSum, Share, TwoServerSum, with_noise
+from tessera.protocols.two_server.write.sums import (
+    NoiseSecrets,
+    RowSum,
+    Share,
+    TwoServerSum,
+    with_noise,
+)
 from tessera.rounds.ideal import NONE, IdealRole, IdealSum, Shared, TrustedParty, posted, signal
 from tessera.rounds.sums import InnerRole, Sum
 from tessera.rounds.two_server.domain import served_rows
@@ -97,7 +102,7 @@ class TrustedServers:
         self.header: Header | None = None
         self.wanted: dict[ClientId, Mapping[TableId, Ids]] = {}
         self.reports: dict[ClientId, Update | None] = {}
-        self.noise: dict[Party, Secret | None] = {}  # what each server's follows from
+        self.noise: dict[Party, NoiseSecrets] = {}  # what each server's follows from
         self.total: TwoServerSum | None = None
         self._tables = tables
         self._dense = dense.astype(plan.model.precision.dtype).tobytes()
@@ -463,7 +468,7 @@ class IdealSharedSum(Shared, SharedSum):
     def retrieve(self, setup: RetrievalLeaderSetup) -> LeaderRetrieval:
         return IdealRetrieval(self._party, setup)
 
-    def add_up(self, setup: WriteLeaderSetup, noise: Secret | None) -> LeaderWrite:
+    def add_up(self, setup: WriteLeaderSetup, noise: NoiseSecrets) -> LeaderWrite:
         self._party.noise[SERVER] = noise
         return IdealWrite(self._party, setup)
 
@@ -473,6 +478,6 @@ class IdealSharedSum(Shared, SharedSum):
     def help_retrieve(self, setup: RetrievalHelperSetup) -> InnerRole:
         return IdealHelperRetrieval()
 
-    def help_add_up(self, setup: WriteHelperSetup, root: Entropy) -> Adding:
-        self._party.noise[HELPER] = root.secret(Label.SUM_NOISE)
+    def help_add_up(self, setup: WriteHelperSetup, root: Entropy, noise: NoiseSecrets) -> Adding:
+        self._party.noise[HELPER] = noise
         return IdealHelperWrite(self._party, setup)

@@ -14,7 +14,6 @@ from typing import Annotated, Any, ClassVar, Final
 
 from tessera import wire
 from tessera.crypto.entropy import RootedEntropy
-from tessera.crypto.prg import Label
 from tessera.errors import MisuseError, RoundAborted
 from tessera.ids import HELPER, SERVER, ClientId, Party, StageId
 from tessera.learning.tables.submodel import Ids
@@ -48,7 +47,7 @@ from tessera.protocols.two_server.messages import (
 )
 from tessera.protocols.two_server.read.server import RetrievalLeader, RetrievalLeaderSetup
 from tessera.protocols.two_server.write.leader import WriteLeader, WriteLeaderSetup
-from tessera.protocols.two_server.write.sums import NoiseSecret
+from tessera.protocols.two_server.write.sums import NoiseSecrets
 from tessera.rounds import encode, schemes, select
 from tessera.rounds.messages import UnionOpened, farewells
 from tessera.rounds.resolve import resolve
@@ -103,7 +102,7 @@ class RoundRows:
     sum: Annotated[SumServer | None, wire.Maybe(Inner("sum"))]
     residual: Annotated[int, wire.VARINT]
     domain: StoredDomain
-    noise: NoiseSecret = field(default=None, repr=False)
+    noise: NoiseSecrets = field(default=(), repr=False)
 
 
 @wire.record(tag=0x02C2)
@@ -472,7 +471,7 @@ class LeaderRound(Coordinator[ServerRoundSetup]):
         domain = self._domain(union)
         setup = self._handshake_setup(domain, total)
         handshake = self._sum.handshake(setup, self._model.over(domain), root)
-        noise = root.secret(Label.SUM_NOISE) if domain.params.noise else None
+        noise = self.setup.noise_secrets(root) if domain.params.noise else ()
         over = RoundRows(sum=total, residual=residual, domain=domain, noise=noise)
         return Agreeing(over=over, handshake=handshake), handshake.begin()
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from tessera.crypto.entropy import Entropy
-from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError
 from tessera.ids import HELPER, ClientId, Party, RoundId, TableId
 from tessera.learning.tables.submodel import Ids
@@ -34,7 +33,7 @@ from tessera.protocols.two_server.read.server import (
 from tessera.protocols.two_server.write.client import Update, WriteClient
 from tessera.protocols.two_server.write.helper import WriteHelper, WriteHelperSetup
 from tessera.protocols.two_server.write.leader import WriteLeader, WriteLeaderSetup
-from tessera.protocols.two_server.write.sums import TwoServerSum
+from tessera.protocols.two_server.write.sums import NoiseSecrets, TwoServerSum
 from tessera.rounds.rows import Rows, Shown
 from tessera.rounds.sums import FederatedSum, InnerRole, Sum, UnionSum
 from tessera.wire.stored import Kept
@@ -152,7 +151,7 @@ class SharedSum(FederatedSum):
     def retrieve(self, setup: RetrievalLeaderSetup) -> LeaderRetrieval:
         return RetrievalLeader(setup)
 
-    def add_up(self, setup: WriteLeaderSetup, noise: Secret | None) -> LeaderWrite:
+    def add_up(self, setup: WriteLeaderSetup, noise: NoiseSecrets) -> LeaderWrite:
         return WriteLeader(setup, noise=noise)
 
     # --- the helper's ---------------------------------------------------------------------------
@@ -163,8 +162,8 @@ class SharedSum(FederatedSum):
     def help_retrieve(self, setup: RetrievalHelperSetup) -> InnerRole:
         return RetrievalHelper(setup)
 
-    def help_add_up(self, setup: WriteHelperSetup, root: Entropy) -> Adding:
-        return WriteHelper(setup, entropy=root)
+    def help_add_up(self, setup: WriteHelperSetup, root: Entropy, noise: NoiseSecrets) -> Adding:
+        return WriteHelper(setup, entropy=root, noise=noise)
 
 
 class NarrowedSum(SharedSum):

@@ -65,7 +65,7 @@ from tessera.protocols.two_server.reports import (
 )
 from tessera.protocols.two_server.write import sums
 from tessera.protocols.two_server.write.sums import (
-    NoiseSecret,
+    NoiseSecrets,
     RowShares,
     TwoServerSum,
     coin_of,
@@ -85,7 +85,7 @@ class HoldingReports:
     coin_seed: Annotated[Secret, wire.SECRET] = field(repr=False)
     held: ReportsByClient = field(default_factory=dict)
     excluded: Reasons = field(default_factory=dict)
-    noise: NoiseSecret = field(default=None, repr=False)
+    noise: NoiseSecrets = field(default=(), repr=False)
 
 
 @wire.record(tag=0x0694)
@@ -96,7 +96,7 @@ class CoinTossed:
     held: ReportsByClient
     excluded: Reasons
     coin: Annotated[Secret, wire.SECRET] = field(repr=False)
-    noise: NoiseSecret = field(default=None, repr=False)
+    noise: NoiseSecrets = field(default=(), repr=False)
 
 
 @wire.record(tag=0x0691)
@@ -106,7 +106,7 @@ class ListFixed:
 
     held: ReportsByClient
     excluded: Reasons
-    noise: NoiseSecret = field(default=None, repr=False)
+    noise: NoiseSecrets = field(default=(), repr=False)
 
 
 @wire.record(tag=0x0692)
@@ -156,10 +156,12 @@ class WriteHelper(CollectingHelper[WriteHelperSetup]):
     HOLDING = (HoldingReports, CoinTossed, ListFixed)
     LATE = "reported after collection had closed"
 
-    def __init__(self, setup: WriteHelperSetup, *, entropy: Entropy) -> None:
+    def __init__(
+        self, setup: WriteHelperSetup, *, entropy: Entropy, noise: NoiseSecrets = ()
+    ) -> None:
+        """Its noise follows from the secrets `noise`, where the round has any."""
         params = setup.params
         seed = entropy.secret(Label.CHECK_SEED, params.federation, params.round_id)
-        noise = entropy.secret(Label.SUM_NOISE) if params.noise else None
         super().__init__(setup, HoldingReports(coin_seed=seed, noise=noise))
 
     def _set_up(self, setup: WriteHelperSetup) -> None:

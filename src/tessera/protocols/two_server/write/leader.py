@@ -50,7 +50,12 @@ from tessera.protocols.two_server.reports import (
     check_words,
 )
 from tessera.protocols.two_server.write import sums
-from tessera.protocols.two_server.write.sums import NoiseSecret, RowShares, TwoServerSum, row_shares
+from tessera.protocols.two_server.write.sums import (
+    NoiseSecrets,
+    RowShares,
+    TwoServerSum,
+    row_shares,
+)
 from tessera.wire.stored import ByDigest, Kept
 
 
@@ -73,7 +78,7 @@ class CollectingReports:
     """Reports come in and are forwarded to the helper."""
 
     held: LeaderReports = field(default_factory=dict)
-    noise: NoiseSecret = field(default=None, repr=False)
+    noise: NoiseSecrets = field(default=(), repr=False)
 
 
 @wire.record(tag=0x0684)
@@ -82,7 +87,7 @@ class AwaitingCoin:
     """Collection is over; waits for the coin that keys are checked with."""
 
     held: LeaderReports
-    noise: NoiseSecret = field(default=None, repr=False)
+    noise: NoiseSecrets = field(default=(), repr=False)
 
 
 @wire.record(tag=0x0681)
@@ -93,7 +98,7 @@ class AwaitingExclusions:
 
     held: LeaderReports
     sums: Annotated[Kept[CheckSums] | None, wire.Maybe(ByDigest(CheckSums))] = None
-    noise: NoiseSecret = field(default=None, repr=False)
+    noise: NoiseSecrets = field(default=(), repr=False)
 
 
 @wire.record(tag=0x0682)
@@ -103,7 +108,7 @@ class AwaitingShare:
 
     held: LeaderReports
     excluded: Reasons
-    noise: NoiseSecret = field(default=None, repr=False)
+    noise: NoiseSecrets = field(default=(), repr=False)
 
 
 @wire.record(tag=0x0683)
@@ -150,8 +155,8 @@ class WriteLeader(CollectingLeader[WriteLeaderSetup]):
     PURPOSE = Purpose.WRITE
     NOUN = "report"
 
-    def __init__(self, setup: WriteLeaderSetup, *, noise: Secret | None = None) -> None:
-        """Its noise follows from the secret `noise`, where the round has any."""
+    def __init__(self, setup: WriteLeaderSetup, *, noise: NoiseSecrets = ()) -> None:
+        """Its noise follows from the secrets `noise`, where the round has any."""
         super().__init__(setup, CollectingReports(noise=noise))
 
     def _set_up(self, setup: WriteLeaderSetup) -> None:

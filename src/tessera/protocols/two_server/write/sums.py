@@ -11,13 +11,14 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera import wire
 from tessera.crypto import dpf, prg, verifiable
+from tessera.crypto.correlated import correlated_noise, noise_streams
 from tessera.crypto.cuckoo import Layout
 from tessera.crypto.group import Words
 from tessera.crypto.kernel.trees import Bytes, RowSpace
@@ -27,16 +28,18 @@ from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret, encode_context
 from tessera.crypto.verifiable import SUM_BYTES, Coefficients
 from tessera.errors import MisuseError
-from tessera.ids import ClientId, Party, TableId
+from tessera.ids import ClientId, TableId
 from tessera.protocols.secagg.messages import MAX_ROWS, Clients
 from tessera.protocols.secagg.phases import MAX_SUM_BYTES
 from tessera.protocols.two_server.messages import Header, Listed, OpenedRows, OpenedSum, SumShare
-from tessera.protocols.two_server.params import MAX_TABLES, TwoServerParams
+from tessera.protocols.two_server.params import MAX_TABLES, Ids, TwoServerParams
 from tessera.protocols.two_server.reports import Reported, Workers, batches, check_words, layouts_of
 from tessera.wire.index_set import IndexSet
 
-NoiseSecret = Annotated[Secret | None, wire.Maybe(wire.SECRET)]
-"""What a server's noise in a round follows from; None where it adds none."""
+MOST_DRAWS: Final = 64
+NoiseSecrets = Annotated[tuple[Secret, ...], wire.Sequence(wire.SECRET, MOST_DRAWS)]
+"""What a server's noise in a round follows from: its secret of the round, and where noise is
+correlated those of the rounds before, newest first. Empty where it adds none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,26 +111,34 @@ def share_of(params: TwoServerParams, rows: Mapping[TableId, Words], dense: Word
 
 
 def with_noise(
-    params: TwoServerParams, share: Share, secret: Secret | None, sender: Party
+    params: TwoServerParams, share: Share, secrets: Sequence[Secret], sender: str
 ) -> Share:
     """A server's share with its own noise on every word, where the round has any.
 
     All of the noise that protects from the other server: the sum has both servers'. It follows from
-    a secret of the round, so that a share that is sent again is the same.
+    a secret of the round, so that a share that is sent again is the same; correlated noise also
+    from those of the rounds before.
     """
     if not params.noise:
         return share
-    if secret is None:
-        raise MisuseError("two servers: noise needs a secret of the round")
+    at, inverse = int(params.round_id), params.correlation
+    if len(secrets) != min(inverse.draws, at + 1):
+        raise MisuseError(f"two servers: noise of round {at} needs secrets of {inverse.draws}")
     group = params.group
     if group.limbs or not isinstance(group, Ring):
         raise MisuseError(f"two servers: no noise in {group.name}")
 
-    def noisy(words: Words, part: int) -> Words:
-        stream = Stream.of(secret, Label.SUM_NOISE, int(params.round_id), sender, part)
+    def noisy(words: Words, part: int, rows: Ids | None = None) -> Words:
+        if inverse.terms:
+            streams = noise_streams(secrets, at, sender, part)
+            return correlated_noise(inverse, params.noise).add(group, words, streams, rows)
+        stream = Stream.of(secrets[0], Label.SUM_NOISE, at, sender, part)
         return add_noise(group, params.noise, words, stream)
 
-    tables = {table: noisy(words, 1 + int(table)) for table, words in share.tables.items()}
+    ids = {spec.table: spec.ids for spec in params.written}
+    tables = {
+        table: noisy(words, 1 + int(table), ids[table]) for table, words in share.tables.items()
+    }
     return Share(noisy(share.dense, 0), tables)
 
 
