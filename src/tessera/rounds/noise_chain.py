@@ -60,7 +60,7 @@ class NoiseChain:
 class ChainsAtRest:
     """Those of the servers of a simulation, in its checkpoint."""
 
-    chains: Annotated[dict[str, NoiseChain], wire.ByKey(wire.TEXT, wire.Nested(NoiseChain), 2)]
+    chains: Annotated[dict[str, NoiseChain], wire.ByKey(wire.TEXT, wire.Nested(NoiseChain), 16)]
 
 
 ChainStore = RisingStore[NoiseChain]
