@@ -36,6 +36,7 @@ from tessera.protocols.secagg.params import GraphKind, SecAggParams, Threat
 from tessera.protocols.secagg.standalone import Aggregator, Contributor
 from tessera.protocols.secagg.states import Reveal
 from tessera.rounds.client import NotStarted, RowsAsked
+from tessera.rounds.noise_chain import ChainsAtRest, NoiseChain
 from tessera.rounds.two_server.client import NotJoined
 from tessera.rounds.two_server.helper import AwaitingUnion
 from tessera.rounds.two_server.leader import NotBegun
@@ -237,7 +238,17 @@ def before_rounds() -> list[bytes]:
     asked = {TableId(0): np.array([3, 8], dtype=np.uint64)}
     root = RootedEntropy(Secret(bytes(32)))
     rest = FederationAtRest(next_round=3, counted=(ClientId(4),), groups={}, pending={})
-    states = (rest, NotStarted(), NotJoined(), NotBegun(root=root), AwaitingUnion(root=root))
+    chain = NoiseChain(round_id=RoundId(3), secrets=(Secret(bytes(32)), Secret(bytes([1] * 32))))
+    chains = ChainsAtRest(chains={"helper": chain, "server": chain})
+    states = (
+        rest,
+        chain,
+        chains,
+        NotStarted(),
+        NotJoined(),
+        NotBegun(root=root),
+        AwaitingUnion(root=root),
+    )
     return [wire.encode(each) for each in (*states, RowsAsked(requested=asked, trained=asked))]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -28,6 +29,11 @@ from tessera.plan import DPPlan, Trust, TwoServerPlan
 def noise(trust: str) -> DPPlan:
     """Per user, with a budget that lasts for the rounds here."""
     return DPPlan(unit="user", trust=Trust(trust), noise=2.0, clip=0.5, epsilon=50.0)
+
+
+def correlated(trust: str) -> DPPlan:
+    """Over three rounds, by coefficients that are anybody's."""
+    return replace(noise(trust), correlated=True, coefficients="-8388608, -2097152")
 
 
 CASES: Final = {
@@ -52,6 +58,8 @@ CASES: Final = {
     "submodel, noise of each client": plan("submodel", cohort=3, dp=noise("local")),
     "secure-fedavg, noise in shares": plan("secure-fedavg", cohort=4, dp=noise("shares")),
     "two-server, noise of each server": plan("two-server", cohort=3, dp=noise("each")),
+    "secure-fedavg, correlated noise": plan("secure-fedavg", cohort=3, dp=correlated("server")),
+    "two-server, correlated noise": plan("two-server", cohort=3, dp=correlated("each")),
 }
 IN_MAKE_TEST: Final = 200
 """Points over all cases; each has the same number, drawn from a fixed seed."""

@@ -6,8 +6,9 @@ from their secrets. Round ids are the places of the chain:
 - every id has one secret, which is stored before anything leaves that has its noise. An id that was
   skipped, or given up before it had a role, gets one with the next round: a round that released
   nothing still has its place;
-- an id is opened once. A role that is woken finds the secrets it had; another secret under the same
-  id, or an earlier id, is refused, so that no noise is drawn anew for a sum that was seen;
+- an id is opened once, for one list of clients. A role that is woken finds the secrets it had; the
+  same id again, or an earlier one, is refused: with the same noise two sums could be subtracted,
+  and with noise drawn anew a client in both would be in one round too many;
 - with each round all but the last p secrets are erased. There is no root of a training, from which
   the noise of all its sums would follow later.
 
@@ -72,10 +73,13 @@ def round_secrets(
     own: Secret,
     round_id: RoundId,
     fresh: Callable[[int], Secret],
+    *,
+    replayed: bool = False,
 ) -> tuple[Secret, ...]:
     """What a round's noise follows from: its own secret, and those before it that it has a part of.
 
-    `fresh` draws one for an id that has none. Stored when this returns.
+    `fresh` draws one for an id that has none. Stored when this returns. `replayed`: whoever asks
+    may have asked before, with the same secret, and has one list for it.
     """
     if inverse.draws == 1:
         return (own,)
@@ -84,11 +88,10 @@ def round_secrets(
     at, before = int(round_id), store.latest()
     known = {} if before is None else before.known
     if before is not None and at <= int(before.round_id):
-        if at == int(before.round_id) and known[at] == own:
+        if replayed and at == int(before.round_id) and known[at] == own:
             return before.secrets
         raise MisuseError(
-            f"correlated noise: round {at} is opened again after round {int(before.round_id)}, "
-            "with other noise"
+            f"correlated noise: round {at} is opened again, after round {int(before.round_id)}"
         )
     past = range(at - 1, max(-1, at - inverse.draws), -1)
     secrets = (own, *(known.get(each) or fresh(each) for each in past))

@@ -112,6 +112,8 @@ class OverModel:
     """A server in a round, over the model as it stands: the role reads it, and steps nothing."""
 
     party: ClassVar[Party]
+    replays: ClassVar[bool] = False
+    """Whether a role that is woken may come to the same step once more."""
 
     own: ServerParty | HelperParty
     plan: Plan
@@ -138,6 +140,7 @@ class OverModel:
             noise_chain.own_secret(root),
             self.round_id,
             noise_chain.drawn_again(self.own.entropy, self.plan, self.party),
+            replayed=self.replays,
         )
 
     @property
@@ -164,3 +167,4 @@ class HelperRoundSetup(OverModel):
     directory: Mapping[ClientId, bytes] = field(repr=False)
 
     party: ClassVar[Party] = HELPER
+    replays: ClassVar[bool] = True  # its replay guard has the one list of a round
