@@ -89,6 +89,13 @@ def test_rounds_that_are_given_up_keep_their_place(monkeypatch) -> None:
         assert np.allclose(rows @ rows.T, (whole @ whole.T)[np.ix_(places, places)], atol=1e-2)
 
 
+def forget_round(fed) -> None:
+    """The last round is the next one, for the course and in the journals of clients."""
+    fed.course.next_round -= 1
+    for participant in fed.participants.values():
+        participant.local.last_round = None
+
+
 def opened_again(monkeypatch, *, same: bool, sender: str = SERVER):
     """A training whose server forgets what it must refuse, and opens round 3 a second time."""
     settings = PLANS["a trusted server"]
@@ -108,9 +115,7 @@ def opened_again(monkeypatch, *, same: bool, sender: str = SERVER):
     with impulses(monkeypatch) as found:
         fed = federation(settings)
         list(fed.run(4))
-        fed.course.next_round -= 1
-        for participant in fed.participants.values():
-            participant.local.last_round = None  # so do their journals
+        forget_round(fed)
         list(fed.run(ROUNDS - 3))
     rows, places = found.matrix(sender)
     assert places == [0, 1, 2, 3, 3, 4, 5, 6]
@@ -131,7 +136,7 @@ def test_a_round_is_not_opened_again(case, monkeypatch) -> None:
     monkeypatch.setattr(AddedNoise, "charge", lambda *_: None)
     fed = federation(PLANS[case])
     list(fed.run(3))
-    fed.course.next_round -= 1
+    forget_round(fed)
     with pytest.raises(MisuseError, match="opened again"):
         list(fed.round())
 
