@@ -385,6 +385,12 @@ def _as_begun(
             "sums beside them was sized: with other noise they would be released twice",
             hint="start a new run, with a budget of its own",
         )
+    if plan.bounds_rounds and not plan.same_rounds(log.plan):
+        raise ConfigError(
+            f"{folder}: its training has {log.plan.simulation.rounds} rounds, for which clients "
+            "count theirs",
+            hint="start a new run: a longer training is another one",
+        )
     if facts.get("version") != __version__:
         raise ConfigError(
             f"{folder} was started by tessera {facts.get('version')}, this is {__version__}",

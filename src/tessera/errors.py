@@ -2,7 +2,8 @@
 
     TesseraError
     |- ConfigError        the parameters cannot work; change the plan (has a hint)
-    |  `- DataMissing     the files of a published data set are not there; fetch them
+    |  |- DataMissing     the files of a published data set are not there; fetch them
+    |  `- RoundRefused    this client is not in this round: too early, or one too many; others go on
     |- PeerError          the other side broke the protocol; drop that peer, the round may go on
     |- ServerFault        the server broke the protocol; this client has left the round for good
     |  `- GroupFault      the group that a client was given is not proven; it has not joined
@@ -78,6 +79,18 @@ class ConfigError(TesseraError):
 
 class DataMissing(ConfigError):
     """Files of a published data set are not there; the hint says what to get, and from where."""
+
+
+class RoundRefused(ConfigError):
+    """This client does not take part in this round: it would be one too early, or one too many.
+
+    Nothing has been sent or charged, and the round goes on without it. `record` is what it has to
+    remember of the refusal, if anything.
+    """
+
+    def __init__(self, message: str, *, hint: str, record: object = None) -> None:
+        super().__init__(message, hint=hint)
+        self.record = record
 
 
 class PeerError(TesseraError):

@@ -16,6 +16,7 @@ from tessera.ids import ClientId, RoundId
 from tessera.plan import CohortsPlan, Plan
 from tessera.plan.places import drawn_by_seed, most_by_seed
 from tessera.privacy.dp.participation import Participation
+from tessera.rounds.attendance import Place
 from tessera.rounds.cohorts import Cohorts
 from tessera.rounds.schedule import Schedule
 
@@ -59,7 +60,7 @@ def test_rounds_of_a_client_are_a_pass_apart() -> None:
     for client in clients(23):
         there = [r for r, cohort in enumerate(rounds) if client in cohort]
         assert len(there) == 4 and {b - a for a, b in pairwise(there)} == {5}
-        assert drawing.schedule is not None and drawing.schedule.first_round(client) == there[0]
+        assert drawing.places()[client] == Place(first=there[0], rounds=5)
 
 
 def test_the_order_follows_from_seed_and_federation_in_a_simulation() -> None:
@@ -78,7 +79,7 @@ def test_the_order_follows_from_seed_and_federation_in_a_simulation() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 59), st.booleans()), max_size=40))
 def test_nobody_changes_places_whoever_comes_and_goes(changes: list[tuple[int, bool]]) -> None:
-    schedule, there = Schedule.drawn(clients(23), 5, Secret(bytes(32))), set(range(1, 24))
+    schedule = Schedule.drawn(clients(23), 5, Secret(bytes(32)))
     there = {int(c) for c in clients(23)}
     for who, comes in changes:
         before = schedule
@@ -86,8 +87,8 @@ def test_nobody_changes_places_whoever_comes_and_goes(changes: list[tuple[int, b
         schedule = before.among([ClientId(c) for c in there])
         assert schedule.rounds == before.rounds and len(schedule.places) == len(before.places)
         for client in there:
-            at = before.first_round(ClientId(client))
-            assert at is None or schedule.first_round(ClientId(client)) == at
+            at = before.place_of(ClientId(client))
+            assert at is None or schedule.place_of(ClientId(client)) == at
         placed = schedule.places[schedule.places >= 0]
         assert len(set(placed.tolist())) == len(placed) == min(len(there), len(schedule.places))
         assert set(placed.tolist()) <= there
@@ -98,7 +99,7 @@ def test_newcomers_take_free_places_and_leavers_leave_them() -> None:
     assert drawing.schedule is not None and drawing.schedule.fewest == 4
     drawing.admit([ClientId(0), ClientId(2), ClientId(5)])  # two places are free
     assert drawing.schedule is not None and drawing.schedule.clients == 15
-    assert drawing.schedule.first_round(ClientId(5)) is None
+    assert drawing.schedule.place_of(ClientId(5)) is None
 
 
 @pytest.mark.parametrize(

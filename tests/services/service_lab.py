@@ -24,6 +24,8 @@ from tessera.learning.tables.submodel import Submodel
 from tessera.learning.tables.table import LazyTable
 from tessera.plan import Plan
 from tessera.rounds import schemes
+from tessera.rounds.attendance import registered
+from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.role_setup import ServerParty
 from tessera.rounds.server_model import ServerModel
@@ -31,6 +33,7 @@ from tessera.services.client import ClientService, TrainingResult
 from tessera.services.dialing_party import DialingParty
 from tessera.services.helper import HelperService
 from tessera.services.journal import Journal, Moment
+from tessera.services.journal_stores import ATTENDANCE, attendance_text
 from tessera.services.leader import LeaderService, MessageRequest
 from tessera.services.link import LinkStanding, Numbered, name_of
 from tessera.simulation.two_server import TwoServerSetup
@@ -61,11 +64,18 @@ class Lab:
     """Leader, helper and clients of one plan."""
 
     def __init__(
-        self, plan: Plan, folder: Path, *, entropy: Callable[[], Entropy] | None = None
+        self,
+        plan: Plan,
+        folder: Path,
+        *,
+        entropy: Callable[[], Entropy] | None = None,
+        clients: int = 0,
     ) -> None:
+        """`clients`: of the whole federation, if they are more than a cohort."""
         self.plan, self.folder = plan, folder
         self.entropy = entropy or (lambda: ScriptedEntropy(SEED))
-        self.cohort = [ClientId(c) for c in range(plan.cohort)]
+        self.cohort = [ClientId(c) for c in range(clients or plan.cohort)]
+        self.schedule = cohorts_of(plan).scheduled(self.cohort)
         self.signers = identities(self.cohort, ScriptedEntropy(SEED), plan.federation)
         self.two = (
             TwoServerSetup.of(ScriptedEntropy(SEED), plan.federation)
@@ -77,6 +87,7 @@ class Lab:
         self.kill_at: dict[tuple[Party, int], bool] = {}
         self.trained: Counter[tuple[ClientId, int]] = Counter()
         self.parties: dict[Party, Any] = {}
+        self._registered: set[Party] = set()
         for party in (SERVER, *([HELPER] if self.two else []), *self.cohort):
             self.start(party)
 
@@ -92,6 +103,11 @@ class Lab:
         )
         # A killed process loses nothing that it handed to the system; only power loss would.
         journal.database.execute("PRAGMA synchronous = OFF")
+        if party in self.cohort and party not in self._registered:
+            self._registered.add(party)
+            nothing = registered(self.plan, None if self.two is None else self.two.servers)
+            with journal.step():
+                journal.set_fact(name_of(party), ATTENDANCE, attendance_text(nothing))
         journal.watch = lambda moment: self._watch(party, moment)
         try:
             self.parties[party] = self._made(party, journal)
@@ -136,13 +152,17 @@ class Lab:
             self.trained[client, int(round_id)] += 1
             return TrainingResult(train(submodel))
 
-        rows = holdings(plan.cohort)[client]
+        rows = holdings(len(self.cohort))[client]
         return ClientService(
             journal,
             plan,
             client,
             local=lambda periods, ledger: LocalState(
-                real={"goods": rows}, periods=periods, ledger=ledger, derived=derived()
+                real={"goods": rows},
+                periods=periods,
+                ledger=ledger,
+                derived=derived(),
+                place=None if self.schedule is None else self.schedule.place_of(client),
             ),
             train=trained,
             entropy=entropy,

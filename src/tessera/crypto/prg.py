@@ -166,6 +166,7 @@ class Label(StrEnum):
     SERVER_KEY = "server key"  # entropy -> the signing and sealing keys of a server
     SEALING_KEY = "sealing-key"  # entropy -> a fresh sealing key
     PSEUDONYMS = "pseudonyms"  # entropy -> what clients are called in a round
+    TRAINING = "tessera training"  # all that noise is sized by -> the digest that clients keep
     SCHEDULE = "tessera schedule"  # a public seed -> the order of clients in a schedule
     FIXED_GROUPS = "tessera fixed groups"  # a public salt, a client's id -> its place in an order
     SERVER_MODEL = "tessera server model"  # a server's model and what its step remembers -> digest

@@ -260,6 +260,12 @@ class Plan:
         return self.cohorts.bound(self.simulation.rounds)
 
     @property
+    def bounds_rounds(self) -> bool:
+        """Whether noise relies on how often clients are in rounds, which they keep."""
+        correlated = self.dp is not None and self.dp.correlated
+        return correlated or self.cohorts.scheduled or self.cohorts.rounds_per_client > 0
+
+    @property
     def drawn_in_secret(self) -> bool:
         """Whether cohorts follow from the leader's coins, and not from the seed."""
         return self.cohorts.drawn is DrawnBy.SECRET

@@ -216,6 +216,7 @@ class ClientRound(TrainingClient):
 
     def prepare(self) -> None:
         """Freeze what the answers depend on and charge for them: before the first message."""
+        self._local.attend(self.plan, self.round_id, self.setup.servers)
         if self._rows.randomised:
             self._freeze_and_charge()
         else:

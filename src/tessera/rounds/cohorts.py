@@ -29,6 +29,7 @@ from tessera.plan.places import drawn_by_seed
 from tessera.privacy.index.period import AnotherGroup, PeriodStore
 from tessera.privacy.index.response import IndexPrivacy
 from tessera.rounds import schemes
+from tessera.rounds.attendance import Place
 from tessera.rounds.schedule import Schedule
 from tessera.rounds.sums import Split
 from tessera.rounds.words import RoundResult
@@ -426,6 +427,10 @@ class Cohorts:
     @property
     def least_rounds(self) -> int:
         return self.rule.least_rounds(len(self.population))
+
+    def places(self) -> dict[ClientId, Place]:
+        """Of everybody who has one."""
+        return {} if self.schedule is None else self.schedule.by_client()
 
     def sample(self, round_id: RoundId) -> list[ClientId]:
         """The cohort of a round."""

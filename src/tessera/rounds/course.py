@@ -37,6 +37,7 @@ from tessera.rounds.role_setup import (
     ServerRoundSetup,
     StoredRole,
 )
+from tessera.rounds.schedule import Schedule
 from tessera.rounds.server import ServerRound
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.sums import Sum
@@ -101,9 +102,11 @@ class Course:
         *,
         evaluate: Evaluate | None = None,
         commit: Commit | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
         """`commit` makes a stepped model durable before anybody hears of it; `evaluate` tests it,
-        in the rounds in which that is due.
+        in the rounds in which that is due. `schedule` has everybody's places, where they do not
+        follow from the plan's seed.
         """
         if not resolve(plan).sum.federated:
             raise ConfigError(
@@ -113,7 +116,7 @@ class Course:
         if resolve(plan).cohorts.waits:
             raise MisuseError("fixed groups wait: their rounds are those of an EpochCourse")
         self.plan, self.model = plan, model
-        self.cohorts = Cohorts(plan, clients, party.entropy)
+        self.cohorts = Cohorts(plan, clients, party.entropy, schedule=schedule)
         self.survivors: dict[ClientId, ClientId] = {}  # of the last round: who each name is
         self.next_round = 0
         self._party, self._evaluate, self._commit = party, evaluate, commit
@@ -122,6 +125,7 @@ class Course:
 
     def draw(self, unmasked: Unmasked | None = None) -> DrawnRound:
         """The next round."""
+        self._must_not_be_over()
         drawn = self._drawn(RoundId(self.next_round), unmasked)
         self.next_round += 1
         return drawn
@@ -133,6 +137,19 @@ class Course:
         """
         while self.next_round < round_id:
             yield self.draw(unmasked)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the training has had all rounds for which its noise is sized."""
+        return self.plan.bounds_rounds and self.next_round >= self.plan.participation.rounds
+
+    def _must_not_be_over(self) -> None:
+        rounds = self.plan.participation.rounds
+        if self.is_over:
+            raise ConfigError(
+                f"the training has had its {rounds} rounds, and clients are in no other",
+                hint="a longer training is another one: another federation, with noise of its own",
+            )
 
     def _drawn(self, round_id: RoundId, unmasked: Unmasked | None) -> DrawnRound:
         named = self.cohorts.named(round_id, self.cohorts.sample(round_id))

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from tessera.crypto.secret import Secret
 from tessera.data.row_names import OwnNames
-from tessera.errors import ConfigError, MisuseError
+from tessera.errors import ConfigError, MisuseError, RoundRefused
 from tessera.ids import RoundId
 from tessera.learning.compression import Residual
 from tessera.learning.tables.spec import DerivedMap
@@ -21,7 +21,9 @@ from tessera.privacy.index.period import Agreement, PeriodStore
 from tessera.privacy.index.response import IndexPrivacy
 from tessera.protocols.machine import RoundOutcome
 from tessera.protocols.two_server.key_period import MemoryStore, OwnKeyStore
+from tessera.protocols.two_server.params import Servers
 from tessera.protocols.union.decoys import Catalogue, WholeTable
+from tessera.rounds.attendance import Attendance, Place, attended
 from tessera.rounds.resolve import resolve
 
 
@@ -90,6 +92,22 @@ class LocalState:
     own_keys: OwnKeyStore = field(default_factory=MemoryStore, repr=False)  # between two servers
     names: OwnNames | None = None  # what its rows are called in its own data; None: made up
     agreement: Agreement | None = None  # what the rows kept and decoys under that secret go with
+    attendance: dict[str, Attendance] = field(default_factory=dict)  # by the training's federation
+    place: Place | None = None  # its own in the schedule, where there is one
+
+    def attend(self, plan: Plan, round_id: RoundId, servers: Servers | None) -> None:
+        """Count a round before anything of it is charged or leaves; `RoundRefused` if it is one
+        too early or too many."""
+        if not plan.bounds_rounds:
+            return
+        stored = self.attendance.get(plan.federation)
+        try:
+            now = attended(plan, servers, round_id, stored, self.place)
+        except RoundRefused as refused:
+            if isinstance(refused.record, Attendance):
+                self.attendance[plan.federation] = refused.record
+            raise
+        self.attendance[plan.federation] = now
 
     def sends_unmasked(self, plan: Plan) -> bool:
         """Whether this client sends its update unmasked, in a cohort where others may mask."""

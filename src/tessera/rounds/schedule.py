@@ -10,6 +10,7 @@ within a training: from pass to pass a client's rounds are exactly a pass apart.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -19,11 +20,12 @@ import numpy.typing as npt
 
 from tessera.crypto.prg import Label, Stream, uniform
 from tessera.crypto.ring import Ring
-from tessera.crypto.secret import Secret
+from tessera.crypto.secret import Secret, encode_context
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
 from tessera.plan import Plan
 from tessera.plan.places import rounds_of_a_pass
+from tessera.rounds.attendance import Place
 
 EMPTY: Final = -1
 """In place of a client."""
@@ -53,10 +55,23 @@ class Schedule:
         there = self.places[round_id % self.rounds :: self.rounds]
         return [ClientId(int(c)) for c in np.sort(there[there != EMPTY])]
 
-    def first_round(self, client: ClientId) -> int | None:
-        """Of every pass; None if the client has no place."""
+    def place_of(self, client: ClientId) -> Place | None:
         found = np.flatnonzero(self.places == int(client))
-        return int(found[0]) % self.rounds if len(found) else None
+        if not len(found):
+            return None
+        return Place(first=int(found[0]) % self.rounds, rounds=self.rounds)
+
+    def by_client(self) -> dict[ClientId, Place]:
+        return {
+            ClientId(client): Place(first=at % self.rounds, rounds=self.rounds)
+            for at, client in enumerate(self.places.tolist())
+            if client != EMPTY
+        }
+
+    @property
+    def digest(self) -> bytes:
+        places = self.places.astype("<i8").tobytes()
+        return hashlib.sha256(encode_context(Label.SCHEDULE, self.rounds, places)).digest()
 
     @property
     def clients(self) -> int:

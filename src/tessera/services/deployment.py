@@ -24,17 +24,20 @@ from tessera.protocols.membership.draw import void_before
 from tessera.protocols.two_server.collector import MemoryReplayGuard
 from tessera.protocols.two_server.read.row_tags import RowTagCache
 from tessera.rounds import schemes
+from tessera.rounds.attendance import Place, registered
 from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.noise import noise_of
 from tessera.rounds.role_setup import HelperKeys, HelperParty, ServerParty
+from tessera.runs.folder import write_owner_only
 from tessera.services.bundle import Bundle
 from tessera.services.client import ClientService, MakeLocal, Train, TrainingResult
 from tessera.services.group_client import GroupClientService
 from tessera.services.group_leader import GroupLeaderService
 from tessera.services.helper import HelperService
 from tessera.services.journal import Journal, explained
-from tessera.services.keyring import Keyring
+from tessera.services.journal_stores import ATTENDANCE, attendance_text
+from tessera.services.keyring import REGISTERED, Keyring
 from tessera.services.leader import LeaderService
 from tessera.services.link import name_of
 from tessera.services.membership import groups_of, join_group, joined_group
@@ -86,6 +89,7 @@ def open_leader(
                 first_model=bundle.first_model,
                 party=leader_party(keyring, entropy),
                 identity=keyring.identity,
+                schedule=keyring.directory.schedule(plan),
             )
     except BaseException:
         journal.close()
@@ -141,11 +145,16 @@ def open_clients(
     services: list[ClientService | GroupClientService] = []
     journal = Journal.open(state, owner=owner, plan=bundle.digest, parties=len(keyrings))
     try:
+        schedule = next(iter(keyrings)).directory.schedule(plan) if keyrings else None
         for keyring in keyrings:
             assert not isinstance(keyring.party, str)
             with explained(journal.path, "read"):
                 own = make(journal, keyring.party)
-                services.append(_client(journal, plan, keyring, own, entropy, account or Account()))
+                _register(journal, keyring, plan)
+                place = None if schedule is None else schedule.place_of(keyring.party)
+                services.append(
+                    _client(journal, plan, keyring, own, entropy, account or Account(), place)
+                )
     except BaseException:
         journal.close()
         raise
@@ -159,6 +168,7 @@ def _client(
     own: tuple[MakeLocal, Train],
     entropy: Entropy,
     account: Account,
+    place: Place | None,
 ) -> ClientService | GroupClientService:
     """One client; of a fixed group after it has checked the group's proof."""
     me, (local, train) = keyring.party, own
@@ -183,12 +193,28 @@ def _client(
         journal,
         plan,
         me,
-        local=_agreed(plan, me, keyring.directory.clients, account, local),
+        local=_agreed(plan, me, keyring.directory.clients, account, local, place=place),
         train=train,
         entropy=entropy,
         identity=keyring.identity,
         servers=keyring.directory.servers,
     )
+
+
+def _register(journal: Journal, keyring: Keyring, plan: Plan) -> None:
+    """That a client has been in no round yet, once in its life: a note beside its keys says so.
+
+    A client whose journal is gone finds the note, and does not begin anew: it takes all places that
+    it has had for used (`rounds/attendance.py`).
+    """
+    nothing, note = registered(plan, keyring.directory.servers), keyring.folder / REGISTERED
+    if not nothing or note.exists():
+        return
+    name = name_of(keyring.party)
+    if journal.fact(name, ATTENDANCE) is None:
+        with journal.step():
+            journal.set_fact(name, ATTENDANCE, attendance_text(nothing))
+    write_owner_only(note, b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,12 +235,15 @@ def _agreed(
     account: Account,
     make: MakeLocal,
     members: tuple[int, ...] = (),
+    place: Place | None = None,
 ) -> MakeLocal:
-    """What a client keeps to: as many rounds of a period as it can insist on; and, where it has
-    data of its own, one group for each row, whatever that is called there."""
+    """What a client keeps to: as many rounds of a period as it can insist on, its place in the
+    schedule; and, where it has data of its own, one group for each row, whatever that is called
+    there."""
 
     def made(periods: PeriodStore, ledger: Ledger) -> LocalState:
         local = make(periods, ledger)
+        local.place = place
         if not members:
             drawn = cohorts_of(plan).least_rounds(len(keys))
             local.own_rounds = plan.privacy.own_rounds_of(local.own_rounds, drawn)

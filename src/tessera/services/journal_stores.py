@@ -46,6 +46,7 @@ from tessera.privacy.index.period import (
 )
 from tessera.privacy.index.response import IndexPrivacy
 from tessera.protocols.two_server.key_period import Marked, OwnKeys, check_rising
+from tessera.rounds.attendance import Attendance
 from tessera.rounds.local_state import LocalState
 from tessera.rounds.role_setup import StoredRole
 from tessera.rounds.root import lasting_secret
@@ -132,6 +133,7 @@ LAST_ROUND: Final = "last round"
 SECRET: Final = "secret"
 EXAMPLES: Final = "examples of the period"
 AGREEMENT: Final = "agreement"
+ATTENDANCE: Final = "rounds of a training"
 KEYS: Final = "keys"
 CHAIN: Final = "secrets of correlated noise"
 RESIDUAL: Final = "residual"
@@ -320,6 +322,8 @@ def load_local(journal: Journal, party: str, local: LocalState) -> None:
     local.secret = None if secret is None else Secret(secret)
     agreed = journal.fact(party, AGREEMENT)
     local.agreement = None if agreed is None else _agreement(agreed)
+    attended = journal.fact(party, ATTENDANCE)
+    local.attendance = {} if attended is None else _attendance(attended)
     kept = journal.fact(party, RESIDUAL)
     local.residual = None if kept is None else _residual(kept)
     local.broken = (journal.fact(party, BROKEN) or b"").decode()
@@ -362,6 +366,8 @@ def save_local(journal: Journal, party: str, local: LocalState) -> None:
         journal.set_fact(party, SECRET, local.secret.reveal())
     if local.agreement is not None:
         journal.set_fact(party, AGREEMENT, _agreement_text(local.agreement))
+    if local.attendance:
+        journal.set_fact(party, ATTENDANCE, attendance_text(local.attendance))
     if local.residual is not None:
         journal.set_fact(party, RESIDUAL, _residual_bytes(local.residual))
     if local.broken or journal.fact(party, BROKEN):
@@ -404,6 +410,20 @@ def _agreement_text(agreement: Agreement) -> bytes:
 def _agreement(text: bytes) -> Agreement:
     plan, decoys, catalogue = json.loads(text)
     return Agreement(plan=bytes.fromhex(plan), decoys=decoys, catalogue=bytes.fromhex(catalogue))
+
+
+def attendance_text(attendance: Mapping[str, Attendance]) -> bytes:
+    found = {
+        name: [each.training.hex(), each.last, each.count] for name, each in attendance.items()
+    }
+    return json.dumps(found, sort_keys=True).encode()
+
+
+def _attendance(text: bytes) -> dict[str, Attendance]:
+    return {
+        name: Attendance(training=bytes.fromhex(training), last=last, count=count)
+        for name, (training, last, count) in json.loads(text).items()
+    }
 
 
 class JournalExamples:

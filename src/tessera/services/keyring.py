@@ -39,6 +39,7 @@ from tessera.protocols.epochs.group import FixedGroup
 from tessera.protocols.membership.draw import Draw
 from tessera.protocols.membership.proof import LEAST_GROUPS, CheckedGroup, Pinned, left_over
 from tessera.protocols.two_server.params import Servers
+from tessera.rounds.schedule import Schedule
 from tessera.runs.folder import write_owner_only
 from tessera.services.membership import (
     PROOF,
@@ -52,6 +53,8 @@ from tessera.simulation.two_server import TwoServerSetup
 
 SIGN, BOX, TLS_KEY, TLS = "sign.key", "box.key", "tls.key", "tls.pem"
 DIRECTORY, AUTHORITY, CA = "directory.json", "authority.pub", "ca.pem"
+REGISTERED: Final = "registered"
+"""A note of a client's that it has begun a journal, once in its life."""
 AUTHORITYS: Final = "authority"
 """The folder of whoever ran `tessera keys`."""
 YEARS: Final = 5
@@ -75,6 +78,8 @@ class Directory:
     """The digest of the latest snapshot before a client's first one, and of snapshot 0 for servers;
     b"" without fixed groups."""
     anchor_number: int = 0
+    order: bytes = field(default=b"", repr=False)
+    """The seed of a schedule's order: drawn by who signs this, once all keys are there."""
 
     def key_of(self, party: Party) -> bytes | None:
         """The public signing key of a party; None for a stranger."""
@@ -94,6 +99,7 @@ class Directory:
                 "clients": {str(c): key.hex() for c, key in sorted(self.clients.items())},
                 "anchor": self.anchor.hex(),
                 "anchor_number": self.anchor_number,
+                "order": self.order.hex(),
             },
             sort_keys=True,
         )
@@ -117,7 +123,22 @@ class Directory:
             {ClientId(int(c)): bytes.fromhex(key) for c, key in found["clients"].items()},
             bytes.fromhex(found["anchor"]),
             int(found["anchor_number"]),
+            bytes.fromhex(found["order"]),
         )
+
+    def schedule(self, plan: Plan) -> Schedule | None:
+        """The place of every client, on the word of who signed this; None: the plan has no places.
+
+        Registration closes with the signature, and the order was drawn then.
+        """
+        if not plan.cohorts.scheduled:
+            return None
+        if not self.order:
+            raise ConfigError(
+                "the directory has no order for a schedule",
+                hint="make the keys with this version: tessera keys",
+            )
+        return Schedule.drawn(self.clients.keys(), plan.cohort, Secret(self.order))
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +260,8 @@ def make_keys(
         )
         snapshots.begin(federation, entropy)
         anchor = snapshots.draws[-1].snapshot.digest
-    directory = Directory(bundle, both.servers, public, anchor)
+    order = entropy.secret(Label.SCHEDULE, federation).reveal()
+    directory = Directory(bundle, both.servers, public, anchor, order=order)
     clients_by_folder = {folder_of(client): client for client in own}
     whole = _signed(directory, authority)
     for name in secrets:

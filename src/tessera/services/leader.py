@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tessera.crypto.keys import Identity
-from tessera.errors import PeerError, RoundAborted, RoundIsOver
+from tessera.errors import ConfigError, PeerError, RoundAborted, RoundIsOver
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, clients_in
 from tessera.learning.tables.store import ModelStore
 from tessera.plan import Plan
@@ -27,6 +27,7 @@ from tessera.rounds.course import Course, DrawnRound, PartOutcome, RoundPart, Ro
 from tessera.rounds.events import RoundAbort, RoundFinished, as_json
 from tessera.rounds.noise_chain import NoiseChain
 from tessera.rounds.role_setup import ServerParty
+from tessera.rounds.schedule import Schedule
 from tessera.rounds.server_model import ServerModel
 from tessera.rounds.two_server.leader import LeaderRound
 from tessera.services.journal import Journal, outcome_text
@@ -46,6 +47,7 @@ from tessera.wire.stored import Kept
 
 FINISHED = frozenset({"done", "aborted", "Over"})
 CURRENT = "current round"
+SCHEDULE = "schedule"
 MOST_MESSAGES = 64
 """Of a client in a round: those that are refused take a row, too."""
 LEFT_AS_OLD = (
@@ -104,9 +106,11 @@ class LeaderService:
         first_model: Callable[[], ServerModel],
         party: ServerParty,
         identity: Identity | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
-        """`identity` has the directory of clients; with it the leader checks their signatures."""
-        self.journal, self.plan = journal, plan
+        """`identity` has the directory of clients; with it the leader checks their signatures.
+        `schedule` has their places, where the plan gives them any."""
+        self.journal, self.plan, self._schedule = journal, plan, schedule
         self.clients = frozenset(clients)
         self._first_model, self._identity = first_model, identity
         self._party = replace(
@@ -128,7 +132,15 @@ class LeaderService:
         )
         if self._store.round_id is not None:
             model.restore(self._store.dense())
-        self.course = Course(self.plan, self.clients, model, self._party, commit=self._commit_model)
+        self.course = Course(
+            self.plan,
+            self.clients,
+            model,
+            self._party,
+            commit=self._commit_model,
+            schedule=self._schedule,
+        )
+        self._same_schedule()
         self.helpers = schemes.of(self.plan).sum.helpers
         peers = (*sorted(self.clients), *self.helpers)
         self._links = Links(self.journal, SERVER, map(name_of, peers))
@@ -141,6 +153,20 @@ class LeaderService:
         found = self.journal.fact(SERVER, CURRENT)
         if found is not None:
             self._resume(RoundId(int(found)))
+
+    def _same_schedule(self) -> None:
+        """Nobody changes places within a training: those of its first start are for good."""
+        schedule, stored = self.course.cohorts.schedule, self.journal.fact(SERVER, SCHEDULE)
+        if schedule is None:
+            return
+        if stored is None:
+            with self.journal.step():
+                self.journal.set_fact(SERVER, SCHEDULE, schedule.digest)
+        elif stored != schedule.digest:
+            raise ConfigError(
+                f"{self.journal.path}: the training was begun with another schedule",
+                hint="go on with the keys that it was begun with: clients keep their places",
+            )
 
     def _commit_model(self, round_id: RoundId, model: ServerModel) -> None:
         self._store.commit(round_id, model.dense_parts)

@@ -8,6 +8,7 @@ decoded.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from tessera import wire
 from tessera.crypto.entropy import Entropy, ScriptedEntropy, SystemEntropy
 from tessera.crypto.keys import Identity, identities
 from tessera.crypto.secret import Secret
-from tessera.errors import ConfigError, RoundAborted, ServerFault
+from tessera.errors import ConfigError, RoundAborted, RoundRefused, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
 from tessera.learning.averaging import Averaging
 from tessera.learning.popularity import Popularity
@@ -31,6 +32,7 @@ from tessera.protocols.machine import Outbound
 from tessera.protocols.two_server.key_period import MemoryStore
 from tessera.protocols.two_server.reports import Workers
 from tessera.rounds import schemes
+from tessera.rounds.attendance import registered
 from tessera.rounds.cohorts import Cohorts, FixedGroup
 from tessera.rounds.course import (
     Course,
@@ -192,6 +194,12 @@ class Federation:
         for participant in participants.values():
             local = participant.local
             local.own_rounds = privacy.own_rounds_of(local.own_rounds, drawn)
+        for client, place in self.cohorts.places().items():
+            participants[client].local.place = place
+        servers = None if self.two_server is None else self.two_server.servers
+        for federation, nothing in registered(self.plan, servers).items():
+            for participant in participants.values():
+                participant.local.attendance.setdefault(federation, nothing)
 
     def _sends_unmasked(self, client: ClientId) -> bool:
         return self.participants[client].local.sends_unmasked(self.plan)
@@ -223,8 +231,9 @@ class Federation:
             for part in drawn.parts:
                 signers = self._signers(part)
                 for name, client in part.named.items():
-                    self._client(drawn, part, name, signers).prepare()
-                    self.participants[client].local.last_round = drawn.round_id
+                    with contextlib.suppress(RoundRefused):
+                        self._client(drawn, part, name, signers).prepare()
+                        self.participants[client].local.last_round = drawn.round_id
 
     def _restore_chains(self, at_rest: bytes) -> None:
         stored = wire.decode(at_rest, expect=[ChainsAtRest]).chains if at_rest else {}
@@ -412,7 +421,7 @@ class Federation:
             watch.on_phase(phase_end)
             phase_ends.append(phase_end)
 
-        first_messages = {c: client.start() for c, client in clients.items()}
+        first_messages = started(clients)
         simulator = watch.simulator = Simulator(
             server,
             clients,
@@ -444,6 +453,15 @@ class Federation:
 #
 # The real rounds over ideal roles, in memory and without a clock. A client that drops out is
 # missing in the phase where it would be, and from then on.
+
+
+def started(clients: Mapping[ClientId, RoundClient]) -> dict[ClientId, list[Outbound]]:
+    """First messages of those who take part; who refuses the round is missing from it."""
+    found = {}
+    for name, client in clients.items():
+        with contextlib.suppress(RoundRefused):
+            found[name] = client.start()
+    return found
 
 
 def ideal_sum(
@@ -486,7 +504,8 @@ def run_ideal(
             elif message.to not in gone:
                 from_client(message.to, _delivered(clients[message.to], message))
 
-    begun = {c: client.start() for c, client in clients.items()}
+    begun = started(clients)
+    gone |= clients.keys() - begun.keys()
     from_server(server.start())
     for c, out in begun.items():
         from_client(c, out)

@@ -113,7 +113,8 @@ class Simulator:
         on_phase: Callable[[PhaseEnd], None] | None = None,
         between_messages: Callable[[Simulator], None] | None = None,
     ) -> None:
-        """`first_messages` are the clients', `greeting` the server's.
+        """`first_messages` are the clients', `greeting` the server's. A client that has no entry
+        there has refused the round.
 
         A `helper` talks to the server alone, without delay. `work` (training) is called once all
         messages on their way to clients have arrived. `ending` are the server's last messages, when
@@ -135,7 +136,7 @@ class Simulator:
         self._order = itertools.count()
         self._queue: list[tuple[float, int, ClientId, bool, str, bytes]] = []
         self._under_way = 0  # messages to clients
-        self._gone: set[ClientId] = set()
+        self._gone: set[ClientId] = set(clients) - set(first_messages)
         self._visits: Counter[str] = Counter()
         self._sent_down: Counter[tuple[ClientId, str]] = Counter()
         self._sent: dict[tuple[ClientId, str, int], bytes] = {}

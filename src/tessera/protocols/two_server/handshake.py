@@ -378,6 +378,8 @@ class HelperHandshake(Follower[HelperHandshakeSetup]):
             raise self._fault("started a round with other parameters")
         if not self._same_model(offer.message):
             raise self._fault("holds another model than the helper")
+        if 0 < self.setup.params.rounds <= self.round_id:
+            raise self._fault("started a round after the last one of its training")
         if not self.setup.replay_guard.begin_round(self.round_id):
             raise self._fault("started a round that was started before")
         held = living(self.setup.params, self.setup.key_store, self.round_id)

@@ -235,7 +235,7 @@ class TwoServerParams:
     servers check that a client writes one leaf in a bin at most. Keys last `key_rounds` rounds, and
     `absent` says what happens if somebody with keys is missing in a later one. Each server adds
     `noise` of this deviation to every word of its share, and then every row opens; rounds are mixed
-    by `correlation`.
+    by `correlation`. A training has `rounds`; 0: any number.
     """
 
     federation: str
@@ -256,6 +256,7 @@ class TwoServerParams:
     absent: Absent = Absent.REFUSE
     noise: float = 0.0
     correlation: BandedInverse = INDEPENDENT
+    rounds: int = 0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.noise < float("inf"):
@@ -369,6 +370,7 @@ class TwoServerParams:
         parts += [self.key_rounds, self.absent.value]
         parts += [f"noise {self.noise!r}"] if self.noise else []
         parts += [f"mixed by {term}" for term in self.correlation.terms]
+        parts += [f"rounds {self.rounds}"] if self.rounds else []
         for t in self.tables:
             parts += [t.table, t.rows, t.max_rows, t.row_bytes, t.words]
             parts += [t.read.value, t.write.value, t.stash]

@@ -223,6 +223,7 @@ class TwoServerClientRound(TrainingClient):
         Rows kept and decoys stay the same under every pseudonym.
         """
         plan, local = self.plan, self._local
+        local.attend(plan, self.round_id, self._servers)
         if local.secret is None:
             local.secret = lasting_secret(self._entropy, plan.federation, self.me)
         if local.agreement is None:

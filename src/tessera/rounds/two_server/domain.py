@@ -6,6 +6,7 @@ names the union by its digest; parameters are worked out again when it is woken.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -40,6 +41,7 @@ from tessera.protocols.two_server.params import (
 from tessera.protocols.two_server.write.client import RowUpdate
 from tessera.protocols.two_server.write.sums import TwoServerSum
 from tessera.rounds import encode, select
+from tessera.rounds.attendance import training_digest
 from tessera.rounds.messages import UnionOpened
 from tessera.rounds.noise import noise_of
 from tessera.rounds.role_setup import OverModel
@@ -234,7 +236,7 @@ def two_server_params(
     return TwoServerParams(
         federation=plan.federation,
         round_id=round_id,
-        plan_hash=plan.digest,
+        plan_hash=agreed_hash(plan, servers),
         cohort=plan.most_clients,
         min_cohort=max(2, plan.least_survivors),
         most_excluded=plan.most_missing,
@@ -253,7 +255,15 @@ def two_server_params(
         absent=Absent(plan.two_server.absent.value),
         noise=noise_of(plan).server_deviation,
         correlation=noise_of(plan).correlation,
+        rounds=plan.participation.rounds if plan.bounds_rounds else 0,
     )
+
+
+def agreed_hash(plan: Plan, servers: Servers) -> bytes:
+    """What clients seal for the helper, which refuses any other: the plan and, where rounds are
+    bounded, the training. The digest of a plan does not have its rounds."""
+    training = training_digest(plan, servers)
+    return hashlib.sha256(plan.digest + training).digest() if training else plan.digest
 
 
 def served(

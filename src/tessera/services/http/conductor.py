@@ -214,9 +214,9 @@ class Conductor:
             self.deadline = time.monotonic() + limit
 
     def _done(self, leader: LeaderService) -> bool:
-        return (
-            self._rounds is not None and leader.is_over and leader.course.next_round >= self._rounds
-        )
+        course, rounds = leader.course, self._rounds
+        had_all = rounds is not None and course.next_round >= rounds
+        return leader.is_over and (had_all or course.is_over)
 
     def _opens_in(self, leader: LeaderService) -> float:
         """Seconds until the next round may open; FOREVER if somebody has to come first."""
