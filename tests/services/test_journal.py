@@ -325,11 +325,13 @@ def test_all_of_a_clients_state_is_given_or_stored() -> None:
         "names",
         "counts",
         "candidates",
+        "place",
         "data",  # what is frozen of it is stored by itself (`JournalExamples`)
     }
     stored = {"periods", "ledger", "last_round", "secret", "agreement", "residual", "own_keys"} | {
         "rows",
         "broken",
+        "attendance",
     }
     assert {f.name for f in dataclasses.fields(LocalState)} == given_again | stored
 
