@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -40,6 +40,11 @@ class Opened:
     sender: str
     place: int
     words: np.ndarray = field(repr=False)
+    before: bytes = field(repr=False)
+
+    def same(self, other: Opened) -> bool:
+        alike = (self.place, self.before) == (other.place, other.before)
+        return alike and np.array_equal(self.words, other.words)
 
 
 class Impulses:
@@ -58,16 +63,20 @@ class Impulses:
             z[place] = UNIT << GRID
         return z
 
-    def matrix(self, sender: str) -> tuple[np.ndarray, list[int]]:
-        """N of one server, and the place of each row. Words beyond the streams have no noise."""
-        mine = [one for one in self.opened if one.sender == sender]
+    def matrix(self, sender: str, *, killed: bool = False) -> tuple[np.ndarray, list[int]]:
+        """N of one server, and the place of each row. `killed`: the same words over the same list
+        are one sum, which was computed again."""
+        mine: list[Opened] = []
+        for one in self.opened:
+            if one.sender == sender and not (killed and any(map(one.same, mine))):
+                mine.append(one)
         rows = np.array([one.words[: len(self.streams)] for one in mine], dtype=float) / UNIT
         return rows[:, np.abs(rows).max(axis=0) > 0], [one.place for one in mine]
 
     def note(self, ring: Ring, sender: str, place: int, before, after) -> None:
         added = signed(ring.sub(after.reshape(-1), before.reshape(-1)), ring)
         assert not added[len(self.streams) :].any()
-        self.opened.append(Opened(sender, place, added))
+        self.opened.append(Opened(sender, place, added, before.tobytes()))
 
 
 @contextmanager
@@ -134,6 +143,3 @@ def worst(rows: np.ndarray, places: Sequence[int], bound: Participation) -> floa
         for parts in itertools.product(*choices):
             most = max(most, loss(rows, np.sum(parts, axis=0)))
     return most
-
-
-Run = Callable[[], object]

@@ -15,6 +15,7 @@ from tessera.plan import Plan
 from tessera.protocols.machine import RoundOutcome
 from tessera.protocols.two_server.key_period import KeyPeriod
 from tessera.rounds.course import HelperCourse
+from tessera.rounds.noise import noise_of
 from tessera.rounds.noise_chain import NoiseChain
 from tessera.rounds.role_setup import HelperParty, StoredRole
 from tessera.rounds.server_model import ServerModel
@@ -40,6 +41,7 @@ class HelperService(DialingParty):
     ) -> None:
         super().__init__(journal, HELPER)
         self.plan, self._first_model, self._directory = plan, first_model, directory
+        self._noisy = noise_of(plan).erases_logs
         self._guard = JournalReplayGuard(journal)
         keys = JournalKeys(journal, HELPER, KeyPeriod)
         chain = JournalKeys(journal, HELPER, NoiseChain, CHAIN)
@@ -69,6 +71,8 @@ class HelperService(DialingParty):
 
     def _save_own(self) -> None:
         self._guard.settle()
+        if self._noisy and self.is_over:  # what its noise came from leaves the log, too
+            self.journal.after_commit(self.journal.fold)
 
     def _make(self, round_id: RoundId, stored: StoredRole | None) -> HelperRound:
         return self.course.helper(round_id, self._directory, stored)
