@@ -94,6 +94,7 @@ def forget_round(fed) -> None:
     fed.course.next_round -= 1
     for participant in fed.participants.values():
         participant.local.last_round = None
+        participant.local.attendance.clear()
 
 
 def opened_again(monkeypatch, *, same: bool, sender: str = SERVER):

@@ -123,7 +123,7 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_two_sums_cancel_the_helpers_noise(seed, tmp_path, monkeypatch) -> None:
     unchecked(monkeypatch)
     with impulses(monkeypatch) as found:
-        lab = lab_of(planned("two-server", "each"), tmp_path / "lab")
+        lab = lab_of(planned("two-server", "each", PLACES), tmp_path / "lab")
         adversary = Adversary(lab, tmp_path, seed)
         for _ in range(14):
             adversary.act()

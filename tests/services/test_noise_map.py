@@ -28,7 +28,7 @@ INVERSE = BandedInverse((-8388608, -2097152))
 CLAIM = Correlation(INVERSE, BOUND).sensitivity
 
 
-def planned(scheme: str, trust: str) -> Plan:
+def planned(scheme: str, trust: str, rounds: int = ROUNDS) -> Plan:
     section = DPPlan(
         unit="user",
         trust=Trust(trust),
@@ -37,7 +37,7 @@ def planned(scheme: str, trust: str) -> Plan:
         correlated=True,
         coefficients=", ".join(map(str, INVERSE.terms)),
     )
-    return plan(scheme, cohort=3, dp=section, simulation=SimulationPlan(rounds=ROUNDS))
+    return plan(scheme, cohort=3, dp=section, simulation=SimulationPlan(rounds=rounds))
 
 
 def lab_of(settings: Plan, folder: Path) -> Lab:
