@@ -2,6 +2,8 @@
 
     python benchmarks/http_load.py --json              # ten clients, a hundred, a thousand
     python benchmarks/http_load.py --clients 100 --rounds 2
+    python benchmarks/http_load.py --idle --json       # which part of a round nobody works in
+    python benchmarks/http_load.py --idle --clients 10 --scheme two-server --times 4 --off
 
 The unit U is one signed TLS request to a handler that does nothing but check it and commit one row
 durably, one after the other over one connection, on the same server as the leader's. All clients
@@ -13,12 +15,18 @@ clients', with what it takes to make and start them and to step the model. U and
 are taken before and after. The role alone is the leader's role in a process of its own, given the
 messages of the last round from the leader's journal; its peak memory and its CPU time are what the
 leader's are compared with.
+
+Idle time is the part of the wall time, from the opening of a first round to the end of the last, in
+which no process of the deployment used CPU: of samples every 10 ms, those in which each of them had
+less than a hundredth of the time between two samples. A round that does not count comes first. In
+fixed groups rounds end and are not opened; it is counted from the end of the first round on.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import os
 import resource
@@ -28,6 +36,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from http.client import HTTPSConnection
 from pathlib import Path
@@ -56,6 +65,11 @@ SCRIPT = "load"
 SELF = [sys.executable, __file__]
 ROWS = 8
 TICKS = os.sysconf("SC_CLK_TCK")
+SAMPLED = 0.01
+"""Seconds between two looks at who used CPU."""
+WORKED = 0.01
+"""Share of that time from which on a process counts as having worked."""
+IDLE_TARGET = 0.3
 PLAN = """
 scheme = "{scheme}"
 cohort = {clients}
@@ -69,23 +83,40 @@ rows = 256
 width = 4
 [union]
 max_rows = 32
-[privacy]
-level = "cpp4"
+{kind}
 [security]
 graph = "{graph}"
-dropout = 0.05
+dropout = {dropout}
 [service]
-join = 300
+join = {join}
 phase = 300
 poll = 20
 retry = 0.5
 """
+DRAWN = '[privacy]\nlevel = "cpp4"'
+GROUPS = "[groups]\nsmall = true"
 
 
-def packed(folder: Path, scheme: str, clients: int) -> LoopbackDeployment:
-    graph = "sparse" if clients >= 100 else "complete"
-    text = PLAN.format(scheme=scheme, clients=clients, graph=graph)
-    return LoopbackDeployment.packed(folder, text, rows=ROWS, script=SCRIPT)
+def packed(
+    folder: Path,
+    scheme: str,
+    clients: int,
+    *,
+    times: int = 1,
+    groups: bool = False,
+    dropout: float = 0.05,
+    join: float = 300.0,
+) -> LoopbackDeployment:
+    text = PLAN.format(
+        scheme=scheme,
+        clients=clients,
+        graph="sparse" if clients >= 100 else "complete",
+        kind=GROUPS if groups else DRAWN,
+        dropout=dropout,
+        join=join,
+    )
+    enrolled = times * clients
+    return LoopbackDeployment.packed(folder, text, rows=ROWS, script=SCRIPT, clients=enrolled)
 
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -281,6 +312,100 @@ def deployed(parties: LoopbackDeployment, rounds: int) -> dict[str, Any]:
     }
 
 
+# --- idle time ------------------------------------------------------------------------------------
+
+
+def on_cpu(pid: int) -> float:
+    """Seconds of CPU that another process has used, to the nanosecond (its CPU clock on Linux)."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def staying(parties: LoopbackDeployment, off: int) -> list[str]:
+    """Processes of clients without so many that are off; of fixed groups whole groups are, where
+    that is possible, since a group with one member off waits and costs nobody anything."""
+    enrolled = parties.bundle.clients
+    if not off:
+        return ["clients"]
+    if not parties.bundle.plan.grouped:
+        return [f"clients 0-{enrolled - off - 1}"]
+    order = [client for group in parties.groups() for client in group.members]
+    gone = set(order[-off:])
+    there = [client for client in range(enrolled) if client not in gone]
+    edges = [at for at in range(1, len(there)) if there[at] != there[at - 1] + 1]
+    runs = zip([0, *edges], [*edges, len(there)], strict=True)
+    return [f"clients {there[first]}-{there[last - 1]}" for first, last in runs]
+
+
+def idle(scheme: str, clients: int, rounds: int, *, times: int, off: bool) -> dict[str, Any]:
+    """The share of idle time, and the seconds of a round."""
+    groups = scheme == "secure-submodel"
+    gone = times * clients // 10 if off else 0
+    with TemporaryDirectory() as made:
+        # Where all are drawn those who are off are dropouts; the first round waits for them, once.
+        dropout = 0.2 if off and times == 1 else 0.05
+        join = 5.0 if off else 300.0
+        parties = packed(
+            Path(made), scheme, clients, times=times, groups=groups, dropout=dropout, join=join
+        )
+        parties.rounds = rounds + 1
+        helper = ["helper"] if schemes.of(parties.bundle.plan).two_servers else []
+        names = ["leader", *helper, *staying(parties, gone)]
+        samples: list[tuple[float, bool]] = []
+        try:
+            pids = [parties.start(name).pid for name in names]
+            for pid, name in zip(pids, names, strict=True):
+                on_core(pid, leader=name == "leader")
+            used, looked = [on_cpu(pid) for pid in pids], 0.0
+            while parties.running["leader"].poll() is None:
+                time.sleep(SAMPLED)
+                now, before = time.time(), samples[-1][0] if samples else time.time() - SAMPLED
+                try:
+                    used_now = [on_cpu(pid) for pid in pids]
+                except OSError:  # one of them has ended
+                    break
+                most = max(b - a for a, b in zip(used, used_now, strict=True))
+                samples.append((now, most < WORKED * (now - before)))
+                used = used_now
+                if now - looked > 1.0:
+                    looked = now
+                    if len(list(parties.events("round ended"))) > rounds:
+                        break
+            opened = [each["time"] for each in parties.events("round opened")]
+            ended = [each["time"] for each in parties.events("round ended")]
+            if len(ended) > rounds:  # they end by themselves, after the last poll
+                for name in names:
+                    parties.running[name].wait(120)
+        finally:
+            parties.close()
+    starts = opened if opened else ended
+    first, last = starts[1 if opened else 0], ended[-1]
+    idle_time = sum(
+        at - before
+        for (before, _), (at, quiet) in itertools.pairwise(samples)
+        if quiet and first < before and at < last
+    )
+    share = idle_time / (last - first)
+    return {
+        "what": "idle share of a round's wall time",
+        "settings": {"scheme": scheme, "cohort": clients, "enrolled": times * clients, "off": gone},
+        "ours": round(share, 3),
+        "unit": "of wall time",
+        "target": IDLE_TARGET,
+        "ok": share <= IDLE_TARGET,
+        "rounds": len(ended) - 1,
+        "seconds a round": round((last - first) / (len(ended) - 1), 3),
+    }
+
+
+def all_idle(rounds: int) -> Iterator[dict[str, Any]]:
+    """Both schemes, three sizes, enrolled = 1x and 4x the cohort, nobody or a tenth off."""
+    for scheme, clients in itertools.product(("two-server", "secure-submodel"), (10, 100, 300)):
+        for times, off in itertools.product((1, 4), (False, True)):
+            if scheme == "secure-submodel" and off and clients * times < 100:
+                continue  # of one group, or of four, a tenth are not whole groups
+            yield idle(scheme, clients, rounds, times=times, off=off)
+
+
 def leader(folder: Path, found: dict[str, Any], u: dict[str, float]) -> dict[str, float]:
     """What the leader takes beside its role. Not with two servers: the helper's messages are for
     the model of their round, which is no longer there."""
@@ -352,6 +477,9 @@ def main() -> None:
     parser.add_argument("--roles-alone", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--role-alone", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--scheme", default="secure-fedavg", help="of the one run")
+    parser.add_argument("--idle", action="store_true", help="idle time, over --rounds (10 or more)")
+    parser.add_argument("--times", type=int, default=1, help="enrolled clients over the cohort")
+    parser.add_argument("--off", action="store_true", help="a tenth of the enrolled are off")
     options = parser.parse_args()
     if options.unit_server is not None:
         serve_unit(options.unit_server)
@@ -362,6 +490,15 @@ def main() -> None:
     if options.role_alone is not None:
         role_alone(options.role_alone)
         return
+    if options.idle:
+        rounds = max(10, options.rounds)
+        found: Iterable[dict[str, Any]] = all_idle(rounds)
+        if options.clients is not None:
+            about = {"times": options.times, "off": options.off}
+            found = [idle(options.scheme, options.clients, rounds, **about)]
+        for row in found:
+            print(json.dumps(row) if options.json else row, flush=True)
+        return
     runs = [
         ("secure-submodel", 10, 10),
         ("two-server", 10, 10),
@@ -371,11 +508,11 @@ def main() -> None:
     if options.clients is not None:
         runs = [(options.scheme, options.clients, options.rounds)]
     for scheme, clients, rounds in runs:
-        found = measured(scheme, clients, rounds)
+        figures = measured(scheme, clients, rounds)
         if options.json:
-            print(json.dumps(found), flush=True)
+            print(json.dumps(figures), flush=True)
             continue
-        for name, value in found.items():
+        for name, value in figures.items():
             shown = f"{value:.3g}" if isinstance(value, float) else value
             print(f"{name:32} {shown}")
         print(flush=True)

@@ -329,3 +329,43 @@ def test_a_copy_trains_on_by_itself() -> None:
     finished(fed, 1)
     assert kept.digest == before != fed.model.digest
     assert model_of(fed)
+
+
+def test_a_cohort_is_drawn_among_those_who_are_there_and_places_of_others_stay() -> None:
+    """With everybody there it is the simulator's; bounds of a period hold all the same."""
+    from tessera.crypto.entropy import ScriptedEntropy
+    from tessera.rounds.cohorts import Cohorts
+
+    clients = [ClientId(c) for c in range(12)]
+
+    def cohorts(**privacy: object) -> Cohorts:
+        agreed = plan("secure-fedavg", cohort=4, privacy=privacy)
+        return Cohorts(agreed, clients, ScriptedEntropy(b"a"))
+
+    anywhere, everybody, some = cohorts(), cohorts(), cohorts()
+    everybody.there, some.there = clients, {ClientId(c) for c in (1, 4, 5, 7, 10, 11)}
+    for number in map(RoundId, range(20)):
+        assert everybody.sample(number) == anywhere.sample(number)
+        assert set(some.sample(number)) <= some.there
+    some.there = {ClientId(3), ClientId(8)}
+    assert {3, 8} < set(some.sample(RoundId(20))) and len(some.sample(RoundId(21))) == 4
+    some.there = frozenset()
+    assert len(some.sample(RoundId(22))) == 4
+
+
+def test_a_cohort_that_lasts_keeps_its_members_whoever_is_there() -> None:
+    from tessera.crypto.entropy import ScriptedEntropy
+    from tessera.plan import TwoServerPlan
+    from tessera.rounds.cohorts import Cohorts, LastingCohorts
+
+    lasting = plan("two-server", cohort=3, two_server=TwoServerPlan(key_rounds=4))
+    found = Cohorts(lasting, [ClientId(c) for c in range(9)], ScriptedEntropy(b"a"))
+    assert isinstance(found.rule, LastingCohorts)
+    found.there = {ClientId(c) for c in (0, 2, 4, 6)}
+    first = found.sample(RoundId(0))
+    found.there = {ClientId(c) for c in (1, 3, 5)}
+    assert found.sample(RoundId(3)) == found.candidates(RoundId(3)) == first
+    again = Cohorts(lasting, [ClientId(c) for c in range(9)], ScriptedEntropy(b"a"))
+    assert again.restore(found.record(first)) == first
+    assert again.sample(RoundId(2)) == first
+    assert set(found.sample(RoundId(4))) == {1, 3, 5}

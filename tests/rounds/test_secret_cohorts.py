@@ -253,8 +253,9 @@ def test_a_masked_sum_has_the_cohort_that_was_drawn_and_others_the_plan_itself()
         course.plan = plan
         course.cohorts = Cohorts(plan, [ClientId(c) for c in range(CLIENTS)], ScriptedEntropy(b"a"))
         sizes = set()
-        for number in range(4):
-            drawn = course._drawn(RoundId(number), None)
+        course.next_round = 0
+        for _ in range(4):
+            drawn = course.draw()
             (part,) = drawn.parts
             sizes.add(part.plan.cohort)
             assert part.plan.cohort == len(drawn.named) if scheme == "secure-fedavg" else True
@@ -327,7 +328,8 @@ def test_more_than_a_sum_has_room_for_are_given_up_too(monkeypatch) -> None:
     course.plan = plan
     population = [ClientId(c) for c in range(800)]
     course.cohorts = Cohorts(plan, population, ScriptedEntropy(b"a"))
-    drawn = course._drawn(RoundId(0), None)
+    course.next_round = 0
+    drawn = course.draw()
     assert not drawn.parts
     abort = course.given_up(drawn)
     assert abort is not None and "more clients than" in abort.reason

@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -75,7 +75,8 @@ class Running:
 
     def wait_all(self, clients: Iterable[ClientId], behind: RoundId | None = None) -> None:
         for client in clients:
-            self.there(self.conductor.waits, client, behind)
+            self.there(self.conductor.asked, client)
+            self.there(self.conductor.waits, client, behind, object())
 
 
 def running(
@@ -254,8 +255,8 @@ def test_a_step_that_does_not_come_to_disk_is_no_step_and_the_leader_goes_on(lab
             leader = load()
             open_round = leader.open_round
 
-            def opening() -> RoundId:
-                found = open_round()
+            def opening(there: Collection[ClientId]) -> RoundId:
+                found = open_round(there)
                 if full.pop() if full else False:
                     raise sqlite3.OperationalError("database or disk is full")
                 return found

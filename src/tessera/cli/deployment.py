@@ -40,6 +40,7 @@ from tessera.services.keyring import TLS, TLS_KEY, KeyFolders, Keyring, folder_o
 from tessera.services.logs import JsonLog
 from tessera.services.membership import PROOF
 from tessera.services.offered_rows import OneGroup
+from tessera.services.settings import service_settings
 
 BundleFile = Annotated[Path, typer.Argument(metavar="BUNDLE", help="What `tessera pack` wrote.")]
 Keys = Annotated[Path, typer.Option(help="The party's folder of keys.")]
@@ -49,9 +50,30 @@ TestEntropy = Annotated[
     typer.Option(metavar="TEXT", help="Derive every secret from TEXT. Loopback only, for tests."),
 ]
 BOTH_VALUES: Final = f"{ON_THE_OPERATORS_WORD}: whoever ran this holds both values of the beacon"
+Settings = Annotated[
+    Path | None,
+    typer.Option(
+        "--settings", metavar="FILE", help="[service] of this operator: deadlines, connections."
+    ),
+]
+Setting = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--service",
+        metavar="KEY=VALUE",
+        help="One setting of [service], as join=30; repeatable. Also TESSERA_SERVICE_JOIN=30.",
+    ),
+]
 PlainHttp = Annotated[
     bool, typer.Option("--plain-http", help="Without TLS; on loopback addresses only.")
 ]
+
+
+def packed_for(bundle: Path, settings: Path | None, service: list[str] | None) -> Bundle:
+    """The bundle, with [service] as this operator has it."""
+    packed = Bundle.read(bundle)
+    found = service_settings(packed.plan.service, file=settings, given=service or ())
+    return packed.served(found)
 
 
 def entropy_of(script: str | None, host: str) -> Entropy:
@@ -196,10 +218,12 @@ def serve(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0: any that is free.")] = 8400,
     plain_http: PlainHttp = False,
+    settings: Settings = None,
+    service: Setting = None,
     insecure_test_entropy: TestEntropy = None,
 ) -> int:
     """Lead rounds: clients and the helper connect to this address."""
-    packed = Bundle.read(bundle)
+    packed = packed_for(bundle, settings, service)
     certificate = (None, None) if plain_http else (keys / TLS, keys / TLS_KEY)
     address = Address(host, port, *certificate)
     entropy = entropy_of(insecure_test_entropy, host)
@@ -224,10 +248,12 @@ def help_serve(
     leader: Annotated[str, typer.Argument(metavar="URL", help="The leader's address.")],
     keys: Keys,
     state: State,
+    settings: Settings = None,
+    service: Setting = None,
     insecure_test_entropy: TestEntropy = None,
 ) -> int:
     """Run the second server: connect to the leader, hold one share of every report."""
-    packed = Bundle.read(bundle)
+    packed = packed_for(bundle, settings, service)
     entropy = entropy_of(insecure_test_entropy, urlsplit(leader).hostname or "")
     keyring = Keyring.read(keys, HELPER, packed.digest)
     helper = open_helper(packed, keys, Path(state), entropy)
@@ -270,10 +296,12 @@ def join(
             "group is retired.",
         ),
     ] = False,
+    settings: Settings = None,
+    service: Setting = None,
     insecure_test_entropy: TestEntropy = None,
 ) -> int:
     """Take part in rounds: as one client of the bundle's task, or a synthetic one."""
-    packed = Bundle.read(bundle)
+    packed = packed_for(bundle, settings, service)
     entropy = entropy_of(insecure_test_entropy, urlsplit(leader).hostname or "")
     if (client is None) == (clients is None):
         raise ConfigError("one of --client and --clients says who joins", hint="--client 3")
@@ -297,22 +325,22 @@ def join(
         maker(packed, data, entropy),
         Account(home, accept_identification),
     )
-    for service in services:
-        if isinstance(service, GroupClientService):
-            for reason in service.group.reasons:
-                typer.echo(f"{service.name}: {ON_THE_OPERATORS_WORD}: {reason}", err=True)
-            if void := service.group.void:
+    for member in services:
+        if isinstance(member, GroupClientService):
+            for reason in member.group.reasons:
+                typer.echo(f"{member.name}: {ON_THE_OPERATORS_WORD}: {reason}", err=True)
+            if void := member.group.void:
                 drawn = DrawnGroups(size=packed.plan.group_size, void=void)
-                typer.echo(f"{service.name}: {drawn.in_words(CORRUPT_SHARES[0])}", err=True)
-        periods = service.local.periods
+                typer.echo(f"{member.name}: {drawn.in_words(CORRUPT_SHARES[0])}", err=True)
+        periods = member.local.periods
         if isinstance(periods, OneGroup) and periods.price:
             typer.echo(f"warning: {periods.price}", err=True)
         if leave:
-            if not isinstance(service, GroupClientService):
+            if not isinstance(member, GroupClientService):
                 raise ConfigError(
                     "--leave without fixed groups", hint="stop the process: nobody waits for it"
                 )
-            service.leave()
+            member.leave()
     with services[0].journal:
         party = f"client {client}" if client is not None else f"clients {clients}"
         members = list(zip(services, keyrings, strict=True))

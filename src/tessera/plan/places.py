@@ -14,11 +14,14 @@ if TYPE_CHECKING:
     from tessera.plan.plan import Plan
 
 
-def drawn_by_seed(plan: Plan, round_id: int, clients: int) -> npt.NDArray[np.int64]:
-    """The cohort of a round, without replacement, in rising order."""
+def drawn_by_seed(
+    plan: Plan, round_id: int, clients: int, places: int | None = None
+) -> npt.NDArray[np.int64]:
+    """The cohort of a round, or so many of it, without replacement, in rising order."""
     first = round_id // plan.key_rounds * plan.key_rounds  # as long as keys last, so does a cohort
     rng = np.random.default_rng([plan.seed, first])
-    return np.sort(rng.choice(clients, plan.cohort, replace=False))
+    size = plan.cohort if places is None else places
+    return np.sort(rng.choice(clients, size, replace=False))
 
 
 def most_by_seed(plan: Plan, clients: int) -> int:

@@ -789,7 +789,8 @@ class SimulationPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServicePlan:
-    """What only a deployment decides: deadlines, in seconds. Clients need not agree on it."""
+    """What only a deployment decides: deadlines, in seconds, and how many it serves. No digest
+    covers it, and every operator may change it at a restart."""
 
     join: float = 60.0
     """Until the first phase of a round closes without those who are missing."""
@@ -801,11 +802,16 @@ class ServicePlan:
     """The longest that a request waits for news."""
     request: float = 30.0
     """Until a request that does not end is closed, headers included."""
+    handshake: float = 10.0
+    """Until a connection to the leader is closed that has not ended its TLS handshake."""
     retry: float = 1.0
     """Until a party tries again when the leader cannot be reached; doubled up to `poll`."""
+    connections: int = 2048
+    """Connections that a leader serves at a time: one for each client, and the helper's."""
 
     def __post_init__(self) -> None:
-        for name in ("join", "phase", "poll", "request", "retry"):
+        check_at_least("[service] connections", self.connections, 2)
+        for name in ("join", "phase", "poll", "request", "handshake", "retry"):
             if not getattr(self, name) > 0:
                 raise ConfigError(
                     f"[service] {name} = {getattr(self, name)}", hint="a deadline is above 0"

@@ -9,7 +9,8 @@ whoever meets the cohort, knows who is in it. A new kind is a class in this file
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -103,10 +104,21 @@ class CohortRule:
         """Where each client has its place, as it was `stored` if it was; None: nobody has one."""
         return None
 
+    def candidates(self, round_id: RoundId, cohorts: Cohorts) -> list[ClientId]:
+        """Who may be drawn."""
+        return sorted(cohorts.population)
+
     def draw(self, round_id: RoundId, cohorts: Cohorts) -> list[ClientId]:
-        """Without replacement."""
-        everybody = sorted(cohorts.population)
-        return [everybody[i] for i in drawn_by_seed(self.plan, int(round_id), len(everybody))]
+        """Without replacement, among those who are there; while these are fewer than a cohort, all
+        of them, and others whose places stay empty unless they come."""
+        pool, cohort = self.candidates(round_id, cohorts), self.plan.cohort
+        present = set(pool if cohorts.there is None else cohorts.there)
+        kept: list[ClientId] = []
+        others = [c for c in pool if c in present]
+        if len(others) < cohort:
+            kept, others = others, [c for c in pool if c not in present]
+        drawn = drawn_by_seed(self.plan, int(round_id), len(others), cohort - len(kept))
+        return sorted([*kept, *(others[i] for i in drawn)])
 
     def coins(
         self, round_id: RoundId, clients: int, entropy: Entropy
@@ -176,9 +188,18 @@ class CohortRule:
 class LastingCohorts(CohortRule):
     """Drawn by the seed for as many rounds as the keys of two servers' clients last."""
 
+    def _first(self, round_id: RoundId) -> RoundId:
+        """In which the keys of a round were made."""
+        return RoundId(round_id // self.plan.key_rounds * self.plan.key_rounds)
+
+    def candidates(self, round_id: RoundId, cohorts: Cohorts) -> list[ClientId]:
+        first = self._first(round_id)
+        if cohorts.lasting is not None and cohorts.lasting[0] == first:
+            return list(cohorts.lasting[1])
+        return super().candidates(first, cohorts)
+
     def draw(self, round_id: RoundId, cohorts: Cohorts) -> list[ClientId]:
-        lasting = self.plan.key_rounds
-        first = RoundId(round_id // lasting * lasting)
+        first = self._first(round_id)
         if cohorts.lasting is None or cohorts.lasting[0] != first:
             cohorts.lasting = (first, tuple(super().draw(first, cohorts)))
         return list(cohorts.lasting[1])
@@ -205,10 +226,13 @@ class ScheduledCohorts(CohortRule):
         found.check(self.plan)
         return found
 
-    def draw(self, round_id: RoundId, cohorts: Cohorts) -> list[ClientId]:
-        """A place whose client has left is empty."""
+    def candidates(self, round_id: RoundId, cohorts: Cohorts) -> list[ClientId]:
         assert cohorts.schedule is not None
         return cohorts.schedule.of_round(int(round_id))
+
+    def draw(self, round_id: RoundId, cohorts: Cohorts) -> list[ClientId]:
+        """A place whose client has left, or is not there, is empty."""
+        return self.candidates(round_id, cohorts)
 
 
 class FixedGroups(CohortRule):
@@ -411,6 +435,8 @@ class Cohorts:
         self.groups = self.rule.formed(population, groups)
         self.schedule = self.rule.scheduled(population, schedule)
         self.lasting: tuple[RoundId, tuple[ClientId, ...]] | None = None
+        self.there: Collection[ClientId] | None = None
+        """Who is there to be drawn; None: everybody, or nobody knows."""
         self.pseudonyms: dict[int, dict[int, int]] = {}
 
     def admit(self, newcomers: Collection[ClientId]) -> None:
@@ -435,6 +461,22 @@ class Cohorts:
     def sample(self, round_id: RoundId) -> list[ClientId]:
         """The cohort of a round."""
         return self.rule.draw(round_id, self)
+
+    def candidates(self, round_id: RoundId) -> list[ClientId]:
+        """Who may be in the cohort of a round."""
+        return self.rule.candidates(round_id, self)
+
+    def record(self, chosen: Iterable[ClientId]) -> str:
+        """A cohort, with what later ones depend on. Who was there follows from no seed."""
+        return json.dumps({"chosen": sorted(chosen), "lasting": self.lasting})
+
+    def restore(self, record: str) -> list[ClientId]:
+        """The cohort of a record; later ones are drawn as if it had just been."""
+        found = json.loads(record)
+        if found["lasting"] is not None:
+            first, members = found["lasting"]
+            self.lasting = RoundId(first), tuple(map(ClientId, members))
+        return [ClientId(c) for c in found["chosen"]]
 
     def named(self, round_id: RoundId, chosen: Sequence[ClientId]) -> dict[ClientId, ClientId]:
         """Who is who in this round: themselves, or under pseudonyms names drawn afresh.

@@ -123,12 +123,21 @@ class Course:
 
     # --- who, and with whom ---------------------------------------------------------------------
 
-    def draw(self, unmasked: Unmasked | None = None) -> DrawnRound:
-        """The next round."""
+    def draw(
+        self, unmasked: Unmasked | None = None, there: Collection[ClientId] | None = None
+    ) -> DrawnRound:
+        """The next round, among those who are there, if that is known."""
         self._must_not_be_over()
-        drawn = self._drawn(RoundId(self.next_round), unmasked)
+        round_id = RoundId(self.next_round)
+        self.cohorts.there = there
+        drawn = self._drawn(round_id, self.cohorts.sample(round_id), unmasked)
         self.next_round += 1
         return drawn
+
+    def resume(self, round_id: RoundId, record: str) -> DrawnRound:
+        """A round that was drawn, by the record of its cohort (`Cohorts.record`)."""
+        self.next_round = int(round_id) + 1
+        return self._drawn(round_id, self.cohorts.restore(record), None)
 
     def skip_to(self, round_id: int, unmasked: Unmasked | None = None) -> Iterator[DrawnRound]:
         """The rounds before this one, drawn once more; the next is this one.
@@ -151,8 +160,10 @@ class Course:
                 hint="a longer training is another one: another federation, with noise of its own",
             )
 
-    def _drawn(self, round_id: RoundId, unmasked: Unmasked | None) -> DrawnRound:
-        named = self.cohorts.named(round_id, self.cohorts.sample(round_id))
+    def _drawn(
+        self, round_id: RoundId, chosen: Sequence[ClientId], unmasked: Unmasked | None
+    ) -> DrawnRound:
+        named = self.cohorts.named(round_id, chosen)
         return DrawnRound(
             round_id=round_id,
             period=self.plan.period(round_id),

@@ -35,7 +35,7 @@ from tessera.learning.tables.spec import (
 )
 from tessera.learning.tables.submodel import Floats, read_npz
 from tessera.learning.tables.table import DenseTable, LazyTable, StoredTable
-from tessera.plan import Plan
+from tessera.plan import Plan, ServicePlan
 from tessera.rounds.noise import noise_of
 from tessera.rounds.resolve import resolve
 from tessera.rounds.server_model import ServerModel
@@ -82,6 +82,10 @@ class Bundle:
             self.clients, hint="pack for more clients, or make the cohort smaller"
         )
 
+    def served(self, service: ServicePlan) -> Bundle:
+        """The same with an operator's own settings; its digest does not change."""
+        return replace(self, plan=replace(self.plan, service=service))
+
     # --- what follows ---------------------------------------------------------------------------
 
     def first_model(self) -> ServerModel:
@@ -112,8 +116,9 @@ class Bundle:
         return self._digest(named=True)
 
     def _digest(self, *, named: bool) -> bytes:
-        """The same, with or without the plan's own name for the rest ([model] packed)."""
-        plan = self.plan
+        """The same, with or without the plan's own name for the rest ([model] packed); and without
+        [service], which every operator may change."""
+        plan = replace(self.plan, service=ServicePlan())
         if not named:
             plan = replace(plan, model=replace(plan.model, packed=""))
         hashed = hashlib.sha256(Label.BUNDLE.encode())

@@ -32,7 +32,7 @@ from tessera.ids import SERVER, RoundId
 from tessera.privacy.index import period
 from tessera.privacy.index.bound import ON_THE_OPERATORS_WORD
 
-SCHEMA_VERSION: Final = 7
+SCHEMA_VERSION: Final = 8
 NAME: Final = "journal.sqlite"
 LOCK: Final = "lock"
 GROUP: Final = "group"

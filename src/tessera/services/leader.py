@@ -48,6 +48,7 @@ from tessera.wire.stored import Kept
 FINISHED = frozenset({"done", "aborted", "Over"})
 CURRENT = "current round"
 SCHEDULE = "schedule"
+COHORT = "cohort of the current round"
 MOST_MESSAGES = 64
 """Of a client in a round: those that are refused take a row, too."""
 LEFT_AS_OLD = (
@@ -150,6 +151,9 @@ class LeaderService:
         self.claims: set[Party] = set()  # who says that it has more than was sent
         self.changed: set[Party] = set()  # peers with news since somebody last looked
         self.closed = 0  # phases, since the process began
+        self.absent: frozenset[Party] = frozenset()
+        """Who was drawn and is not there: phases close without them. Changed by the carrier when
+        somebody comes; after a restart nobody knows, and everybody is waited for."""
         found = self.journal.fact(SERVER, CURRENT)
         if found is not None:
             self._resume(RoundId(int(found)))
@@ -172,10 +176,10 @@ class LeaderService:
         self._store.commit(round_id, model.dense_parts)
 
     def _resume(self, round_id: RoundId) -> None:
-        """The round as it was: its cohort follows from the plan, its roles from the journal."""
-        for _ in self.course.skip_to(int(round_id)):
-            pass
-        self.drawn = drawn = self.course.draw()
+        """The round as it was, cohort and roles, from the journal."""
+        record = self.journal.fact(SERVER, COHORT)
+        assert record is not None
+        self.drawn = drawn = self.course.resume(round_id, record.decode())
         for number, part in enumerate(drawn.parts):
             found = stored_role(self._links, number)
             assert found is not None and found[0] == round_id
@@ -220,8 +224,8 @@ class LeaderService:
 
     @property
     def missing(self) -> frozenset[Party]:
-        """Whose messages are due."""
-        return frozenset(p for hand in self.parts for p in hand.role.expected)
+        """Whose messages are due and waited for."""
+        return frozenset(p for hand in self.parts for p in hand.role.expected) - self.absent
 
     def outcome(self, round_id: RoundId) -> str:
         """How a round ended, as JSON; "" if it has not."""
@@ -234,12 +238,21 @@ class LeaderService:
 
     # --- rounds ---------------------------------------------------------------------------------
 
-    def open_round(self) -> RoundId:
-        """The next round: its number, roots and first messages in one step."""
+    @property
+    def candidates(self) -> frozenset[ClientId]:
+        """Who may be drawn for the next round."""
+        return frozenset(self.course.cohorts.candidates(RoundId(self.course.next_round)))
+
+    def open_round(self, there: Collection[ClientId] | None = None) -> RoundId:
+        """The next round, among those who are there, if that is known: its cohort, roots and first
+        messages in one step. Who is drawn and not there is not waited for."""
         with self.journal.step():
-            drawn = self.drawn = self.course.draw()
+            drawn = self.drawn = self.course.draw(there=there)
             round_id = drawn.round_id
             self.claims = set()
+            cohort = self.course.cohorts.record(drawn.named.values())
+            self.journal.set_fact(SERVER, COHORT, cohort.encode())
+            self.absent = frozenset() if there is None else frozenset(drawn.named) - set(there)
             self.journal.set_fact(SERVER, CURRENT, str(int(round_id)).encode())
             for peer in (*drawn.named, *self.helpers):
                 self.links[peer].begin(round_id)
@@ -355,9 +368,9 @@ class LeaderService:
             self._close_complete()
 
     def _close_complete(self) -> None:
-        """Close every phase in which nobody is missing."""
+        """Close every phase in which nobody is missing but those who are not there."""
         for hand in self.parts:
-            while not hand.finished and not hand.role.expected:
+            while not hand.finished and hand.role.expected <= self.absent:
                 self._close(hand)
         self._conclude_if_finished()
 

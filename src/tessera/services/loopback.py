@@ -40,7 +40,8 @@ def command(*arguments: object) -> list[str]:
 
 @dataclass
 class LoopbackDeployment:
-    """Processes by name: `leader`, `helper`, `client-N`, or `clients` for all in one process.
+    """Processes by name: `leader`, `helper`, `client-N`, `clients` for all in one process, or
+    `clients A-B` for some.
 
     Each has its folder of keys and of state under `folder`, and writes its log there.
     """
@@ -55,11 +56,19 @@ class LoopbackDeployment:
 
     @classmethod
     def packed(
-        cls, folder: Path, plan: str, *, rows: int, script: str, rounds: int | None = None
+        cls,
+        folder: Path,
+        plan: str,
+        *,
+        rows: int,
+        script: str,
+        rounds: int | None = None,
+        clients: int | None = None,
     ) -> Self:
-        """Packed and with keys; nobody is started yet."""
+        """Packed and with keys for so many (default: a cohort); nobody is started yet."""
         (folder / "plan.toml").write_text(plan, encoding="utf-8")
-        pack = command("pack", "plan.toml", "--rows-per-client", rows)
+        many = [] if clients is None else ["--clients", clients]
+        pack = command("pack", "plan.toml", "--rows-per-client", rows, *many)
         keys = command("keys", "bundle.npz", "--insecure-test-entropy", script)
         for line in (pack, keys):
             subprocess.run(
@@ -88,8 +97,9 @@ class LoopbackDeployment:
         if name == "helper":
             return ["help-serve", "bundle.npz", self.url, "--keys", "keys/helper"]
         joined: list[object] = ["join", "bundle.npz", self.url]
-        if name == "clients":
-            return [*joined, "--clients", f"0-{self.bundle.clients - 1}", "--keys", "keys"]
+        if name.startswith("clients"):
+            some = name.removeprefix("clients").strip() or f"0-{self.bundle.clients - 1}"
+            return [*joined, "--clients", some, "--keys", "keys"]
         return [*joined, "--client", name.removeprefix("client-"), "--keys", f"keys/{name}"]
 
     def start(self, name: str) -> subprocess.Popen[bytes]:

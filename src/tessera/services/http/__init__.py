@@ -24,6 +24,8 @@ NEEDED: Final = ("fastapi", "uvicorn", "h11")
 FIRST, RECEIVED, REFUSED = "tessera-first", "tessera-received", "tessera-refused"
 """Headers of an answer: the number of its first message, how many of the sender's messages are on
 the leader's disk, and why the last of them does not count."""
+WAIT = "tessera-wait"
+"""Header of a request: for how many seconds its sender waits for an answer."""
 
 for _name in NEEDED:
     if find_spec(_name) is None:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl, quote
 
@@ -20,7 +21,7 @@ from starlette.requests import ClientDisconnect
 from tessera.ids import Party, RoundId
 from tessera.plan import ServicePlan
 from tessera.protocols.machine import RoundOutcome
-from tessera.services.http import FIRST, RECEIVED, REFUSED
+from tessera.services.http import FIRST, RECEIVED, REFUSED, WAIT
 from tessera.services.http import requests as parcel
 from tessera.services.http.conductor import Conductor
 from tessera.services.http.requests import SESSION, RefusedRequest, RequestChecker, SignedRequest
@@ -36,6 +37,8 @@ MOST_NUMBER: Final = 1 << 62
 MOST_REASON: Final = 200
 MOST_SENDING: Final = 64
 PATIENCE: Final = 0.5
+LOST: Final = "tessera.lost"
+"""In the scope of a request: what to call if its connection is closed before it is answered."""
 MOST_OF_ONE: Final = 8
 """Requests of one sender at a time; an honest one has one, and a second after a lost connection."""
 
@@ -91,6 +94,16 @@ class LeaderApp(ABC):
 
     def news_of(self, peer: Party) -> asyncio.Event:
         return self._news.setdefault(peer, asyncio.Event())
+
+    def waits_until(self, request: Request) -> float:
+        """When a request is answered at the latest: [service] poll of the leader's, or as long as
+        its sender waits, if that is shorter."""
+        text, poll = request.headers.get(WAIT, ""), self._deadlines.poll
+        try:
+            poll = max(0.0, min(poll, float(text)))
+        except ValueError:
+            pass
+        return time.monotonic() + poll
 
     async def wait_for(self, peer: Party, news: asyncio.Event, until: float) -> bool:
         """Whether there may be news before then."""
@@ -185,6 +198,10 @@ class CohortApp(LeaderApp):
         leader = self._conductor.leader
         return leader is None or party in leader.links
 
+    def _seen(self, peer: Party) -> None:
+        if not isinstance(peer, str):
+            self._conductor.asked(peer)
+
     async def _wait(self, peer: Party, until: float) -> bool:
         """Whether there may be news before then."""
         news = self.news_of(peer)
@@ -198,8 +215,9 @@ class CohortApp(LeaderApp):
         if leader is None or outcomes is None:
             return loading()
         behind, again = _number(query, "after", least=-1), "again" in query
-        peer, until = signed.sender, time.monotonic() + self._deadlines.poll
+        peer, until = signed.sender, self.waits_until(request)
         self.not_dismissed.add(peer)
+        self._seen(peer)
         view = leader.view(peer)
         if behind > (-1 if view is None else view.standing.round_id):
             self._conductor.ahead(peer)
@@ -215,7 +233,10 @@ class CohortApp(LeaderApp):
                 self.not_dismissed.discard(peer)
                 return json_answer({"finished": True}, status=410)
             if not isinstance(peer, str):
-                self._conductor.waits(peer, None if view is None else view.standing.round_id)
+                behind_it = None if view is None else view.standing.round_id
+                self._conductor.waits(peer, behind_it, request)
+                lost = partial(self._conductor.presence.lost, peer, request)
+                request.scope[LOST] = lost  # the connection calls it (`serving.py`)
             if self.closing or not await self._wait(peer, until):
                 return Response(status_code=204)
 
@@ -230,7 +251,8 @@ class CohortApp(LeaderApp):
         if leader is None or outcomes is None:
             return loading()
         round_id, received = RoundId(_number(query, "round")), _number(query, "received")
-        peer, until = signed.sender, time.monotonic() + self._deadlines.poll
+        peer, until = signed.sender, self.waits_until(request)
+        self._seen(peer)
         view, refused = leader.view(peer), ""
         if view is not None and view.standing.round_id == round_id:
             self._conductor.acknowledged(peer, round_id, received)

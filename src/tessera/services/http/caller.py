@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
-from tessera.errors import TesseraError
+from tessera.errors import ConfigError, TesseraError
 from tessera.plan import ServicePlan
 from tessera.services.group_commit import GroupCommit
-from tessera.services.http import requests
+from tessera.services.http import WAIT, requests
 from tessera.services.http.connection import LeaderConnection, NoAnswer
-from tessera.services.http.requests import SESSION, WINDOW, signed_headers
+from tessera.services.http.requests import CLOCK, SESSION, WINDOW, signed_headers
 from tessera.services.keyring import Keyring
 from tessera.services.logs import JsonLog
 
@@ -32,11 +32,14 @@ MOST_REASON: Final = 500
 """Characters of a leader's that go into a log."""
 
 
-class LeaderRefuses(TesseraError):
+class LeaderRefuses(ConfigError):
     """The leader answers a signed request with a status that does not fit here."""
 
     def __init__(self, status: int, reason: str) -> None:
-        super().__init__(f"the leader answers {status}: {reason}")
+        hint = "is this the leader of this bundle, and are these its keys?"
+        if CLOCK in reason:
+            hint = "set this machine's clock by a time server"
+        super().__init__(f"the leader answers {status}: {reason}", hint=hint)
         self.status = status
 
 
@@ -113,6 +116,7 @@ class LeaderCaller(ABC):
                 body,
                 self._session,
             )
+            headers[WAIT] = f"{self._deadlines.poll:g}"
             try:
                 answer = await self._connection.ask(method, target, headers, body)
             except NoAnswer as error:

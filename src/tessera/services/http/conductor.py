@@ -2,8 +2,8 @@
 
 Requests are handed to it and wait for the step that takes them; all that came in while the journal
 was busy is one step, and one sync of the disk. It closes phases at their deadlines and opens the
-next round once the helper has the last one in its journal. After a restart a phase has its whole
-time again.
+next round, among those who are there, once the helper has the last one in its journal. After a
+restart a phase has its whole time again.
 
 It decides in the event loop, and only while no step is at work. Steps are made in the thread of
 `GroupCommit`.
@@ -19,9 +19,10 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from tessera.ids import HELPER, ClientId, Party, RoundId
+from tessera.ids import HELPER, ClientId, Party, RoundId, clients_in
 from tessera.plan import ServicePlan
 from tessera.services.group_commit import GroupCommit
+from tessera.services.http.presence import Presence
 from tessera.services.journal import JournalFailed
 from tessera.services.leader import Acknowledgement, Answer, LeaderService, MessageRequest
 from tessera.services.logs import JsonLog
@@ -47,6 +48,7 @@ class Conductor:
         *,
         rounds: int | None,
         log: JsonLog,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.leader: LeaderService | None = None
         self.finished: bool = False
@@ -55,18 +57,20 @@ class Conductor:
         self.on_news: Callable[[Collection[Party]], None] = lambda _: None
         """Called after a step with those for whom there is news."""
         self.trouble = ""  # why steps do not commit at the moment
-        self.deadline: float | None = None  # of the phase under way, by time.monotonic
+        self.deadline: float | None = None  # of the phase under way, by the clock
+        self.presence = Presence(deadlines.poll, clock)
         self.shown: dict[str, Any] = {"round": None, "phase": "loading"}  # after the last step
         self._load, self._deadlines, self._rounds, self._log = load, deadlines, rounds, log
+        self._clock = clock
         self._wake = asyncio.Event()
         self._submitted: list[Submission] = []
         self._gathering: asyncio.TimerHandle | None = None
         self._acknowledged: dict[Party, Acknowledgement] = {}
+        self._came: set[Party] = set()  # who was drawn, was not there, and has come
         self._ahead: set[Party] = set()  # who remembers a later round than there is
-        self._free: dict[ClientId, RoundId | None] = {}  # who waits for a round behind that one
         self._stopping = self._over = False
         self._timed = (-1, -1)  # (round, phases closed) that the deadline is for
-        self._ended = time.monotonic()
+        self._ended = clock()
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -97,10 +101,16 @@ class Conductor:
         if peer == HELPER or number > leader.links[peer].sent:
             self._wake.set()
 
-    def waits(self, client: ClientId, behind: RoundId | None) -> None:
+    def asked(self, client: ClientId) -> None:
+        """This client is there."""
+        self.presence.asked(client)
+        if self.leader is not None and client in self.leader.absent:
+            self._came.add(client)
+
+    def waits(self, client: ClientId, behind: RoundId | None, request: object) -> None:
         """This client is free for a round behind that one."""
-        self._free[client] = behind
-        if self.leader is not None and len(self._free) >= self.leader.least_clients:
+        self.presence.waits(client, behind, request)
+        if self.leader is not None and self.leader.is_over:
             self._wake.set()
 
     def ahead(self, peer: Party) -> None:
@@ -136,7 +146,7 @@ class Conductor:
 
     async def _wait(self, leader: LeaderService) -> None:
         """Until something came in, or a deadline."""
-        due = FOREVER if self.deadline is None else self.deadline - time.monotonic()
+        due = FOREVER if self.deadline is None else self.deadline - self._clock()
         if leader.is_over and not self._done(leader):
             due = min(due, self._opens_in(leader))
         with contextlib.suppress(TimeoutError):
@@ -151,6 +161,8 @@ class Conductor:
         taken, self._submitted = self._submitted, []
         acknowledged, self._acknowledged = self._acknowledged, {}
         before = leader.round_id, leader.is_over
+        leader.absent -= self._came
+        self._came.clear()
         answers: list[Answer] | None = None
         try:
             if taken or acknowledged:
@@ -166,7 +178,7 @@ class Conductor:
         finally:
             self._settle(taken, answers)
         if leader.is_over and before != (leader.round_id, True) and leader.round_id is not None:
-            self._ended = time.monotonic()
+            self._ended = self._clock()
             self._log("round ended", outcome=leader.outcome(leader.round_id))
         self.finished = self._done(leader) and leader.helper_has_all
         changed, leader.changed = leader.changed, set()
@@ -196,13 +208,15 @@ class Conductor:
         """Open a round that is due, or close a phase that is overdue."""
         if leader.is_over:
             if not self._done(leader) and self._opens_in(leader) <= 0:
-                round_id = await steps.run(leader.open_round)
-                self._free = {c: r for c, r in self._free.items() if r == round_id}
-                self._log("round opened", round=round_id)
-        elif self.deadline is not None and time.monotonic() >= self.deadline:
-            phases, missing = leader.phases, len(leader.missing)
+                there = self._free(leader)
+                self.presence.give_up(self._awaited(leader, there))
+                round_id = await steps.run(partial(leader.open_round, there))
+                self._log("round opened", round=round_id, there=len(there))
+        elif self.deadline is not None and self._clock() >= self.deadline:
+            phases, missing = leader.phases, leader.missing
             await steps.run(leader.close_overdue)
-            self._log("deadline", round=leader.round_id, phases=phases, missing=missing)
+            self.presence.give_up(clients_in(missing))
+            self._log("deadline", round=leader.round_id, phases=phases, missing=len(missing))
         if leader.is_over:
             self.deadline = None
             return
@@ -211,7 +225,7 @@ class Conductor:
             first = here[0] != self._timed[0]
             self._timed = here
             limit = self._deadlines.join if first else self._deadlines.phase
-            self.deadline = time.monotonic() + limit
+            self.deadline = self._clock() + limit
 
     def _done(self, leader: LeaderService) -> bool:
         course, rounds = leader.course, self._rounds
@@ -222,13 +236,32 @@ class Conductor:
         """Seconds until the next round may open; FOREVER if somebody has to come first."""
         if not leader.helper_has_all or self._stopping or self._is_old_copy(leader):
             return FOREVER
-        free = sum(leader.links[c].round_id == behind for c, behind in self._free.items())
-        since = time.monotonic() - self._ended
-        if free >= len(leader.clients):
-            return self._deadlines.pause - since
-        if free >= leader.least_clients:
+        free = self._free(leader)
+        if len(free) < leader.least_clients:
+            return FOREVER
+        since = self._clock() - self._ended
+        # With too few of those who may be drawn a round is aborted: not one after the other.
+        too_few = len(free & leader.candidates) < leader.least_clients
+        if too_few or self._awaited(leader, free):
             return max(self._deadlines.pause, self._deadlines.join) - since
-        return FOREVER
+        return self._deadlines.pause - since
+
+    @staticmethod
+    def _last_round(leader: LeaderService, client: ClientId) -> RoundId | None:
+        return leader.links[client].round_id
+
+    def _free(self, leader: LeaderService) -> frozenset[ClientId]:
+        """Who is there and in no round."""
+        return self.presence.free(partial(self._last_round, leader))
+
+    def _awaited(self, leader: LeaderService, free: Collection[ClientId]) -> frozenset[ClientId]:
+        """For whom the next round waits, [service] join at most and once: those who are on their
+        way back from the last one; and while there are fewer than a cohort, everybody."""
+        candidates = leader.candidates
+        if len(candidates & frozenset(free)) >= leader.plan.cohort:
+            last = frozenset() if leader.drawn is None else frozenset(leader.drawn.named)
+            candidates &= last & self.presence.there
+        return candidates - frozenset(free) - self.presence.missed
 
     def _is_old_copy(self, leader: LeaderService) -> bool:
         return leader.believes(self._ahead, leader.clients)

@@ -166,7 +166,7 @@ class GroupApp(LeaderApp):
         signed, _ = self.checked(request)
         if self._conductor.leader is None:
             return loading()
-        peer, until = signed.sender, time.monotonic() + self._deadlines.poll
+        peer, until = signed.sender, self.waits_until(request)
         assert not isinstance(peer, str)  # only clients take part
         body = await self.body(request, signed)
         if isinstance(body, Response):

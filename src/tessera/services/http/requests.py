@@ -13,6 +13,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
+from math import isfinite
 from typing import Final
 
 from tessera.crypto.keys import SigningKey, verify
@@ -76,6 +78,8 @@ def unpack(first: int, body: bytes) -> list[Numbered]:
 
 SENDER, TIME, NONCE = "tessera-sender", "tessera-time", "tessera-nonce"
 DIGEST, SIGNATURE, SESSION = "tessera-digest", "tessera-signature", "tessera-session"
+CLOCK: Final = "clock"
+"""Why a request is refused whose time is not now."""
 WINDOW: Final = 120.0
 """Seconds that a sender's clock may be off."""
 MOST_NONCES: Final = 1 << 20
@@ -85,10 +89,20 @@ NONCE_LENGTH: Final = 32
 class RefusedRequest(TesseraError):
     """401: nobody in the directory has signed it; 403: somebody has, who may not."""
 
-    def __init__(self, status: int, reason: str, *, session: str = "") -> None:
-        """`session`: what to sign for instead."""
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        *,
+        session: str = "",
+        kind: str = "",
+        sender: Party | None = None,
+    ) -> None:
+        """`session`: what to sign for instead; `kind`: the reason in a word or two, one of a few,
+        by which refusals are counted; `sender`: who has signed it, if somebody has."""
         super().__init__(reason)
-        self.status, self.session = status, session
+        self.status, self.session, self.sender = status, session, sender
+        self.kind = kind or HTTPStatus(status).phrase.lower()
 
 
 def signed_headers(
@@ -161,23 +175,39 @@ class RequestChecker:
             digest, signature = headers[DIGEST], bytes.fromhex(headers[SIGNATURE])
             length = int(headers.get("content-length", "0"))
             sender, at, session = party_of(name), float(when), headers.get(SESSION, "")
-            if len(nonce) != NONCE_LENGTH:
+            if len(nonce) != NONCE_LENGTH or not isfinite(at):
                 raise ValueError("a nonce of another length")  # it is remembered
         except (KeyError, ValueError):
-            raise RefusedRequest(401, "the request is not signed") from None
+            raise RefusedRequest(401, "the request is not signed", kind="not signed") from None
         public = self._directory.key_of(sender)
         if public is None:
-            raise RefusedRequest(401, "the sender is not in the directory")
+            raise RefusedRequest(401, "the sender is not in the directory", kind="unknown sender")
         parts = (name, session, method, target, length, digest, when, nonce)
         if not verify(public, signature, _statement(self._bundle, *parts)):
-            raise RefusedRequest(401, "the signature is wrong, or for another bundle")
+            raise RefusedRequest(
+                401, "the signature is wrong, or for another bundle", kind="wrong signature"
+            )
         if session != self.session:
-            raise RefusedRequest(401, "signed for another session", session=self.session)
+            raise RefusedRequest(
+                401,
+                "signed for another session",
+                session=self.session,
+                kind="other session",
+                sender=sender,
+            )
         now = self._clock()
         if not abs(now - at) <= WINDOW:
-            raise RefusedRequest(401, "the request's time is not now")
+            off = f"{abs(now - at):.0f} s {'behind' if at < now else 'ahead of'}"
+            raise RefusedRequest(
+                401,
+                f"the sender's clock is {off} the leader's, {WINDOW:.0f} s are allowed",
+                kind=CLOCK,
+                sender=sender,
+            )
         if not self._is_new(f"{name} {nonce}", now):
-            raise RefusedRequest(401, "the request was sent before")
+            raise RefusedRequest(
+                401, "the request was sent before", kind="sent before", sender=sender
+            )
         return SignedRequest(sender, length, digest)
 
     def _is_new(self, nonce: str, now: float) -> bool:

@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+from asyncio import constants
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,16 +20,16 @@ from typing import Any, Final
 
 import h11
 import uvicorn
-from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tessera.crypto import kernel
 from tessera.errors import ConfigError
 from tessera.services.bundle import Bundle
 from tessera.services.http import is_loopback
-from tessera.services.http.app import CohortApp, LeaderApp, create_app
+from tessera.services.http.app import LOST, CohortApp, LeaderApp, create_app
 from tessera.services.http.conductor import Conductor
 from tessera.services.http.groups import GroupApp, GroupConductor
+from tessera.services.http.listener import Connections, ListeningSocket, full
 from tessera.services.http.requests import RequestChecker
 from tessera.services.keyring import Directory
 from tessera.services.logs import JsonLog
@@ -60,11 +61,11 @@ class Address:
                 hint="leave --plain-http out, or listen on 127.0.0.1",
             )
 
-    def bound(self) -> socket.socket:
+    def bound(self) -> ListeningSocket:
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         # asyncio sends at once (TCP_NODELAY) only on sockets that say they are TCP. On others the
         # second part of an answer would wait for the other side's delayed acknowledgement: 40 ms.
-        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listening = ListeningSocket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((self.host, self.port))
@@ -102,11 +103,20 @@ class HttpServer(uvicorn.Server):
                 signal.signal(which, handler)
 
 
-def http_server(app: FastAPI, address: Address, *, request: float, keep: float) -> HttpServer:
-    """`request`: seconds for a request to come in; `keep`: for an idle connection."""
+def http_server(
+    app: Any,
+    address: Address,
+    *,
+    request: float,
+    keep: float,
+    connections: Connections | None = None,
+) -> HttpServer:
+    """`request`: seconds for a request to come in; `keep`: for an idle connection. `connections`
+    counts those of the socket that it is to listen on."""
 
     class Limited(RequestDeadline):
         limit = request
+        count = connections
 
     return HttpServer(
         uvicorn.Config(
@@ -133,12 +143,18 @@ class RequestDeadline(H11Protocol):
     body within as much again and a second, in which a handler that reads it can answer."""
 
     limit: float = 30.0
+    count: Connections | None = None
     _due: asyncio.TimerHandle | None = None
     _headers_came = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._allow(self.limit)
+        if self.count is not None:
+            self.count.established += 1
+            if self.count.are_full:
+                self.count.turned_away += 1
+                self.app = full
 
     def data_received(self, data: bytes) -> None:
         if self._due is None and self.conn.their_state is h11.IDLE:
@@ -153,7 +169,13 @@ class RequestDeadline(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended()
+        if self.count is not None:
+            self.count.established -= 1
+        waits = self.cycle is not None and not self.cycle.response_complete
         super().connection_lost(exc)
+        lost: Any = self.scope.get(LOST) if waits else None
+        if lost is not None:
+            lost()
 
     def _allow(self, seconds: float) -> None:
         if self._due is not None:
@@ -202,6 +224,8 @@ def lead(
     """
     prepare_process()
     deadlines = bundle.plan.service
+    constants.SSL_HANDSHAKE_TIMEOUT = deadlines.handshake
+    connections = Connections(deadlines.connections)
     checker = RequestChecker(directory, bundle.digest)
     conductor: Conductor | GroupConductor
     app: LeaderApp
@@ -212,7 +236,11 @@ def lead(
         conductor = Conductor(load, deadlines, rounds=rounds, log=log)
         app = CohortApp(conductor, checker, deadlines)
     server = http_server(
-        create_app(app), address, request=deadlines.request, keep=2 * deadlines.poll
+        create_app(app),
+        address,
+        request=deadlines.request,
+        keep=2 * deadlines.poll,
+        connections=connections,
     )
 
     async def main() -> None:
@@ -239,6 +267,7 @@ def lead(
 
     try:
         with address.bound() as listening:
+            listening.connections = connections
             on_listening(address.url(listening))
             asyncio.run(main())
     finally:
