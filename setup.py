@@ -23,6 +23,7 @@ KERNEL = Extension(
 LAGS = Extension(
     "tessera.learning.models._lags",
     sources=["src/tessera/learning/models/lags.c"],
+    depends=["src/tessera/learning/models/softmax.h"],
     extra_compile_args=["-O3", "-g0"],
     py_limited_api=True,
     optional=True,

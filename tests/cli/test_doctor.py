@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +20,7 @@ from tessera.cli import main as cli
 from tessera.crypto import kernel
 from tessera.errors import ConfigError, CryptoError, RoundAborted, TesseraError
 from tessera.ids import RoundId
+from tessera.learning.models import lag_library
 
 REPORT = doctor.Report(
     version="1.2.3",
@@ -133,6 +137,7 @@ def test_json_is_one_object_with_everything_in_it(capsys: pytest.CaptureFixture[
         "pyarrow",
         "dp-accounting",
         "fastapi",
+        "training loops in C",
     }
     for part in seen["parts"]:
         assert (part["found"] is None) == (part["todo"] is not None), part
@@ -283,3 +288,26 @@ def test_version_and_help_go_to_stdout(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == f"tessera {__version__}\n"
     assert cli.main([]) == 0
     assert "doctor" in capsys.readouterr().out
+
+
+def test_loops_of_an_older_build_are_named(tmp_path, monkeypatch) -> None:
+    """A library that loads and lacks a function: what an editable install has after an update."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source, library = tmp_path / "old.c", tmp_path / "old.so"
+    source.write_text("void tessera_lag_sums(void) {}")
+    subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+
+    def parts(origin: str | None) -> str | None:
+        spec = None if origin is None else SimpleNamespace(origin=origin)
+        monkeypatch.setattr(lag_library.importlib.util, "find_spec", lambda name: spec)
+        lag_library.lag_library.cache_clear()
+        return {part.name: part for part in doctor.optional_parts()}["training loops in C"].todo
+
+    try:
+        assert "of another version" in (parts(str(library)) or "")
+        assert "not built" in (parts(None) or "")
+    finally:
+        monkeypatch.undo()
+        lag_library.lag_library.cache_clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -109,7 +110,11 @@ def test_it_is_chosen_where_it_is_right_and_nowhere_else():
 def test_a_step_that_differs_is_found_and_not_used(monkeypatch):
     model, jobs = _cohort(SAMPLED)
     right = lags.lag_sums
-    monkeypatch.setattr(lags, "lag_sums", lambda *args: right(*args) * 1.001)
+
+    def wrong(rows: torch.Tensor, *rest: torch.Tensor) -> None:
+        right(rows * 1.001, *rest)
+
+    monkeypatch.setattr(lags, "lag_sums", wrong)
     assert not isinstance(best(model, sample=jobs, compile=False), OneStep)
 
 
@@ -133,8 +138,77 @@ def test_sums_over_histories_are_the_same_in_c():
         for kind, out in ((torch.float32, found), (torch.float64, expected)):
             r, w, u = (x.to(kind) for x in (rows, weights, up))
             of_rows, of_lags = torch.ones_like(r), torch.ones_like(w)
-            out.append(lags.lag_sums(r, history, w))
+            out.append(torch.empty(4, width, dtype=kind))
+            lags.lag_sums(r, history, w, out[-1])
             lags.add_lag_gradients(r, history, w, u, of_rows, of_lags)
             out += [of_rows, of_lags]
         for one, other in zip(found, expected, strict=True):
             assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("sampled", [True, False], ids=["sampled", "whole"])
+def test_the_softmax_is_the_same_in_c(sampled):
+    """More examples than are taken at once, widths and candidates that fill no vector."""
+    if lags._library() is None:
+        pytest.skip("built without a C compiler")
+    generator = torch.Generator().manual_seed(1)
+    for rows, width, examples in ((1, 1, 1), (7, 19, 3), (30, 64, 50), (133, 96, 101)):
+        target = torch.randint(rows, (examples,), generator=generator)
+        values, bias, h, weights = (
+            torch.randn(*shape, generator=generator)
+            for shape in ((rows, width), (rows, 1), (examples, width), (rows,))
+        )
+        if sampled:
+            weights[torch.rand(rows, generator=generator) < 0.3] = -torch.inf
+        found, expected = [], []
+        for kind, out in ((torch.float32, found), (torch.float64, expected)):
+            step = SimpleNamespace(
+                rows=values.to(kind),
+                bias=bias.to(kind),
+                weights=weights.to(kind),
+                of_rows=torch.ones(rows, width, dtype=kind),
+                of_bias=torch.ones(rows, 1, dtype=kind),
+                target=target,
+                losses=torch.empty(examples, dtype=kind),
+                sampled=sampled,
+            )
+            up = torch.full((examples, width), torch.nan, dtype=kind)
+            lags.softmax(step, h.to(kind), up)
+            out += [step.losses, up, step.of_rows, step.of_bias]
+        for one, other in zip(found, expected, strict=True):
+            assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_client_without_finite_numbers_takes_nobody_with_it(native, monkeypatch):
+    if not native:
+        monkeypatch.setattr(lags, "_library", lambda: None)
+    elif lags._library() is None:
+        pytest.skip("built without a C compiler")
+    model, jobs = _cohort(SAMPLED)
+    model.module.train()
+    learner = OneStep(model, Sequential(model))
+    expected = learner.train(jobs, round_id=0)
+    parts = dict(jobs[0].submodel.tables)
+    broken = parts["items"].values.copy()
+    broken[0] = np.inf
+    parts["items"] = replace(parts["items"], values=broken)
+    jobs[0] = replace(jobs[0], submodel=replace(jobs[0].submodel, tables=parts))
+    found = learner.train(jobs, round_id=0)
+    assert not found[0].finite and found[0].update.weight == 0 and not found[0].update.dense.any()
+    for one, other in zip(expected[1:], found[1:], strict=True):
+        assert other.finite and np.array_equal(one.update.dense, other.update.dense)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_step_back_says_whether_it_is_finite(native, monkeypatch):
+    if not native:
+        monkeypatch.setattr(lags, "_library", lambda: None)
+    elif lags._library() is None:
+        pytest.skip("built without a C compiler")
+    for flaw in (0.0, np.nan, np.inf, -np.inf, 3e38):  # the last overflows
+        values, gradient = torch.ones(37), torch.arange(37.0)
+        gradient[35] = flaw
+        expected = -2.0 * (gradient + 0.5)
+        assert lags.step_back(values, gradient, 0.5, 2.0) == (flaw == 0.0)
+        assert_allclose(gradient, expected)

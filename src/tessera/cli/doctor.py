@@ -34,6 +34,7 @@ from tessera.crypto.kernel import REFERENCE
 from tessera.crypto.ring import Ring
 from tessera.errors import __version__
 from tessera.learning.machine import physical_memory, usable_cores
+from tessera.learning.models.lag_library import lag_library
 from tessera.report.numbers import figure, memory, size
 
 CPU_FEATURES: Final = ("aes", "avx2", "vaes", "avx512f")
@@ -230,6 +231,13 @@ def optional_parts() -> Iterator[Part]:
     ):
         found = installed_version(name)
         yield Part(name=name, purpose=purpose, found=found, todo=None if found else get)
+    loops = lag_library()
+    yield Part(
+        name=LOOPS,
+        purpose='to train model = "next" faster',
+        found="built" if not loops.reason else None,
+        todo=f"{loops.reason}: {rebuild_advice()}" if loops.reason else None,
+    )
 
 
 def installed_version(distribution: str) -> str | None:
@@ -285,7 +293,8 @@ def to_json(report: Report) -> str:
 
 
 POINTS: Final = "point functions"
-NAME_WIDTH: Final = max(map(len, (POINTS, DATA_VARIABLE)))
+LOOPS: Final = "training loops in C"
+NAME_WIDTH: Final = max(map(len, (POINTS, DATA_VARIABLE, LOOPS)))
 
 MARKS: Final = {
     True: Text("ok", style="green"),

@@ -404,9 +404,9 @@ def _search(
         return np.full(ids.shape, NONE, np.int64), np.zeros(ids.shape, np.bool_)
     last = int(rows[-1])
     if last < _LISTED:
-        places = np.full(last + 2, NONE, np.int64)
-        places[rows] = np.arange(rows.size)
-        at = places[np.clip(ids, NONE, last + 1)]
+        places = np.full(last + 3, NONE, np.int64)  # the first and the last serve all others
+        places[1:-1][rows] = np.arange(rows.size)
+        at = places.take(ids + 1, mode="clip")
         return at, at >= 0
     known = rows.astype(np.int64)
     at = np.searchsorted(known, ids)

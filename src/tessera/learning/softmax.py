@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -142,13 +143,19 @@ class SampledSoftmax(Softmax):
         return torch.logsumexp(logits, -1) - right.squeeze(-1)
 
     def log_weights(self, rows: int, at_hand: Ids, own: Ids) -> Floats:
-        mine = _among(at_hand, own)
-        return np.where(mine, -np.inf, -np.log(self.chance(at_hand))).astype(np.float32)
+        found = self._log_weights[at_hand]
+        found[_among(at_hand, own)] = -np.inf
+        return found
 
-    def chance(self, at_hand: Ids) -> Doubles:
-        """The probability with which each of these rows is a candidate, if it is not one's own."""
+    @cached_property
+    def _log_weights(self) -> Floats:
+        """Of every row, if it is not one's own."""
+        return (-np.log(self.chance())).astype(np.float32)
+
+    def chance(self) -> Doubles:
+        """The probability with which each row is a candidate, if it is not one's own."""
         assert self.weights is not None
-        found: Doubles = -np.expm1(self.negatives * np.log1p(-self.weights[at_hand]))
+        found: Doubles = -np.expm1(self.negatives * np.log1p(-self.weights))
         return found
 
     @property
@@ -187,11 +194,11 @@ class UnionSoftmax(SampledSoftmax):
         )
         self.size = size
 
-    def chance(self, at_hand: Ids) -> Doubles:
+    def chance(self) -> Doubles:
         assert self.weights is not None and self.held is not None
         with np.errstate(divide="ignore"):  # what everybody holds is in it
-            nobody = (self.size - 1) * np.log1p(-self.held[at_hand])
-        undrawn = self.size * self.negatives * np.log1p(-self.weights[at_hand])
+            nobody = (self.size - 1) * np.log1p(-self.held)
+        undrawn = self.size * self.negatives * np.log1p(-self.weights)
         found: Doubles = -np.expm1(nobody + undrawn)
         return found
 

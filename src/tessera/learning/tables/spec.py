@@ -300,11 +300,12 @@ class DerivedMap:
         if not isinstance(images, np.ndarray) or images.shape != ids.shape:
             raise ConfigError(f"{self}: the map did not return one row per id")
         self._check(ids, images)
-        return images.astype(np.uint64)
+        return images.astype(np.uint64, copy=False)
 
     def row_ids(self, ids: Ids) -> Ids:
         """The rows of the derived table that belong to `ids`, sorted and without repeats."""
-        return distinct(self.images(ids))
+        images = self.images(ids)
+        return ids if images is ids else distinct(images)  # row for row: they are sorted already
 
     def _check(self, ids: Ids, images: NDArray[np.integer[Any]]) -> None:
         if images.dtype.kind not in "iu":

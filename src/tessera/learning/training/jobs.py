@@ -9,7 +9,7 @@ finish  -> Trained      deltas and counts, aligned with the rows the client may 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -119,9 +119,10 @@ class PreparedJob:
     """A job as arrays. Per table (fetched, derived and local): the rows its examples need.
 
     `rows` ids ascending; `values` (max(k, 1), d), so that a module may look up row 0 for a masked
-    id even where no row is needed; `counts` (k,) the examples that involve each row; `places` where
-    the rows sit among the trained ones, or among the client's local rows. `shared` are what a batch
-    has of all its examples together: the weights of a softmax's candidates.
+    id even where no row is needed, and to be read only; `counts` (k,) the examples that involve
+    each row; `places` where the rows sit among the trained ones, or among the client's local rows.
+    `shared` are what a batch has of all its examples together: the weights of a softmax's
+    candidates.
     """
 
     job: Job
@@ -156,13 +157,14 @@ def prepare(bound: BoundModel, job: Job) -> PreparedJob:
                 f"client {job.client}, table {table.name!r}: an example needs a row that was not "
                 "fetched, or that does not follow from the trained rows"
             )
+        held = part.values if part.ids is ids else part.of(ids)  # all of them: no copy
         values[table.name] = (
-            part.of(ids).astype(np.float32, copy=False)
+            held.astype(np.float32, copy=False)
             if ids.size
             else np.zeros((1, table.width), np.float32)
         )
         counts[table.name] = bound.involved(batch, table.name, ids.size)
-        same = np.array_equal(source, ids)
+        same = source is ids or np.array_equal(source, ids)
         places[table.name] = np.arange(ids.size) if same else np.searchsorted(source, ids)
     shared = {}
     if softmax is not None:
@@ -185,7 +187,7 @@ def finish(
     every = (dense, losses, *values.values())
     if not all(np.isfinite(array).all() for array in every):
         return nothing_of(bound, prepared, loss=float("nan"), finite=False)
-    updates, local = {}, {}
+    deltas, local = {}, {}
     for table in bound.tables:
         name, k = table.name, prepared.rows[table.name].size
         if table.local:
@@ -194,17 +196,28 @@ def finish(
             own[prepared.places[name]] = values[name][:k]
             local[name] = TablePart(part.ids, own)
             continue
-        delta = values[name][:k] - prepared.values[name][:k]
-        if k == job.submodel.trained[name].size:  # all of them, in order
+        deltas[name] = values[name][:k] - prepared.values[name][:k]
+    found = finish_deltas(prepared, dense - job.submodel.dense, deltas, losses)
+    return replace(found, local={**job.local, **local})
+
+
+def finish_deltas(
+    prepared: PreparedJob, dense: Floats, deltas: Mapping[str, Floats], losses: Floats
+) -> Trained:
+    """The same by how much the dense part and the fetched rows changed, all of it finite."""
+    job, n = prepared.job, prepared.examples
+    updates = {}
+    for name, delta in deltas.items():
+        if len(delta) == job.submodel.trained[name].size:  # all of them, in order
             updates[name] = TableUpdate(delta, prepared.counts[name])
             continue
-        update = _zeros(job.submodel.trained[name].size, table.width)
+        update = _zeros(job.submodel.trained[name].size, delta.shape[1])
         update.values[prepared.places[name]] = delta
         update.counts[prepared.places[name]] = prepared.counts[name]
         updates[name] = update
     return Trained(
-        ModelUpdate(dense - job.submodel.dense, n, updates),
-        {**job.local, **local},
+        ModelUpdate(dense, n, updates),
+        job.local,
         loss=float(losses.mean(dtype=np.float64)),
         examples=n,
     )
@@ -250,7 +263,7 @@ def nothing_of(bound: BoundModel, prepared: PreparedJob, *, loss: float, finite:
 
 def _holds(ids: Ids, wanted: Ids) -> bool:
     """Whether all of `wanted` are among `ids`, both ascending."""
-    if wanted.size == 0 or np.array_equal(ids, wanted):
+    if ids is wanted or wanted.size == 0 or np.array_equal(ids, wanted):
         return True
     at = np.searchsorted(ids, wanted)
     return bool(at[-1] < ids.size and (ids[at] == wanted).all())

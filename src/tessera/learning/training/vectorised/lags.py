@@ -1,20 +1,17 @@
 """OneStep: clients that take one step each of a lag model, its gradient written out.
 
 What `torch.func` would do for such a client is mostly to copy: every row of every history, several
-times, forwards and back, for a sum that reads each of them once. Here that sum and its gradient are
-two loops in C (`lags.c`; without a compiler the same by PyTorch), all clients that were sent the
-same dense part go through the residual layer together, and no client is filled up to the size of
-another. Each draws its dropout from its own coins, so that it trains as it does alone, whoever is
-beside it: `check.py` compares that, draws included.
+times, forwards and back, for a sum that reads each of them once. Here that sum, the softmax over a
+client's candidates and the gradients of both are loops in C (`lags.c`; without a compiler the same
+by PyTorch), all clients that were sent the same dense part go through the residual layer together,
+and no client is filled up to the size of another. Each draws its dropout from its own coins, so
+that it trains as it does alone, whoever is beside it: `check.py` compares that, draws included.
 """
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from itertools import groupby
 from typing import Any, Final
 
@@ -24,7 +21,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.models.lags import BIASES, ITEMS, LagModel
+from tessera.learning.models.lag_library import lag_library
+from tessera.learning.models.lags import BIASES, ITEMS, LagModel, kept
 from tessera.learning.softmax import CANDIDATES, SampledSoftmax, Softmax
 from tessera.learning.tables.submodel import Floats
 from tessera.learning.training.jobs import (
@@ -34,6 +32,8 @@ from tessera.learning.training.jobs import (
     Trainable,
     Trained,
     finish,
+    finish_deltas,
+    nothing_of,
     order,
     prepare,
     tensor,
@@ -41,7 +41,6 @@ from tessera.learning.training.jobs import (
 from tessera.learning.training.local import dropout_state
 from tessera.learning.training.vectorised.learner import single_threaded
 
-LIBRARY: Final = "tessera.learning.models._lags"
 TOGETHER: Final = 16
 """Clients that go through the residual layer together: more fall out of a core's cache."""
 
@@ -86,20 +85,35 @@ class OneStep:
 
     def outcomes(self, clients: Sequence[PreparedJob], round_id: int) -> Iterator[Trained]:
         """Every client's outcome, in their order."""
-        bound = self.model.bound
+        bound, nothing = self.model.bound, np.empty(0, np.float32)
         for dense, alike in groupby(clients, key=lambda p: _Same(p.job.submodel.dense)):
             some = list(alike)
             for low in range(0, len(some), TOGETHER):
                 part = some[low : low + TOGETHER]
-                found = self.descend([p for p in part if p.examples], round_id)
+                found = self._deltas([p for p in part if p.examples], round_id)
                 for prepared in part:
-                    none = (dense.values, prepared.values, np.empty(0, np.float32))
-                    yield finish(bound, prepared, *(next(found) if prepared.examples else none))
+                    if not prepared.examples:
+                        yield finish(bound, prepared, dense.values, prepared.values, nothing)
+                        continue
+                    finite, change, rows, losses = next(found)
+                    if finite:
+                        yield finish_deltas(prepared, change, rows, losses)
+                    else:
+                        yield nothing_of(bound, prepared, loss=math.nan, finite=False)
 
     def descend(
         self, clients: Sequence[PreparedJob], round_id: int, kind: torch.dtype = torch.float32
     ) -> Iterator[tuple[Floats, dict[str, Floats], Floats]]:
         """The step of clients with the same dense part: as `Sequential.descend` gives it."""
+        deltas = self._deltas(clients, round_id, kind)
+        for prepared, (_, dense, rows, losses) in zip(clients, deltas, strict=True):
+            after = {name: prepared.values[name] + delta for name, delta in rows.items()}
+            yield prepared.job.submodel.dense + dense, after, losses
+
+    def _deltas(
+        self, clients: Sequence[PreparedJob], round_id: int, kind: torch.dtype = torch.float32
+    ) -> Iterator[tuple[bool, Floats, dict[str, Floats], Floats]]:
+        """By how much their dense part and rows change, if all that is finite, and the losses."""
         if not clients:
             return
         training = self.model.training
@@ -107,10 +121,16 @@ class OneStep:
         dense = torch.from_numpy(np.array(clients[0].job.submodel.dense)).to(kind)
         steps = [_ClientStep(self.model, prepared, kind) for prepared in clients]
         gradients = _gradients(self.model, dense, steps)
-        for step, gradient in zip(steps, gradients, strict=True):
-            gradient.add_(dense, alpha=training.weight_decay)
-            after = torch.sub(dense, gradient, alpha=rate).numpy()
-            yield after, step.rows_after(rate), step.losses.numpy()
+        for step, found in zip(steps, gradients, strict=True):
+            finite = step_back(dense, found, training.weight_decay, rate)
+            finite &= bool(step.losses.isfinite().all())
+            rows = {}
+            for name, values, gradient in step.tables:
+                finite &= step_back(
+                    values, gradient, training.weight_decay, rate * training.table_rate
+                )
+                rows[name] = gradient.numpy()
+            yield finite, found.numpy(), rows, step.losses.numpy()
 
 
 class _Same:
@@ -131,112 +151,93 @@ class _ClientStep:
 
     def __init__(self, model: Trainable, prepared: PreparedJob, kind: torch.dtype) -> None:
         assert isinstance(model.loss, Softmax) and isinstance(model.module, LagModel)
-        self.prepared, self.training = prepared, model.training
+        self.coins = prepared.job.coins
         self.sampled = isinstance(model.loss, SampledSoftmax)
         names = {table.parameter: table.name for table in model.bound.tables}
-        self.items, self.biases = names[ITEMS], names[BIASES]
-        self.rows = torch.from_numpy(prepared.values[self.items]).to(kind)  # (K, W)
-        self.bias = torch.from_numpy(prepared.values[self.biases]).to(kind)  # (K, 1)
+        items, biases = names[ITEMS], names[BIASES]
+        self.rows = tensor(prepared.values[items]).to(kind)  # (K, W)
+        self.bias = tensor(prepared.values[biases]).to(kind)  # (K, 1)
         self.weights = torch.from_numpy(prepared.shared[CANDIDATES]).to(kind)  # (K,)
-        which = order(prepared.job.coins, 0, prepared.examples)
-        self.target = tensor(prepared.batch[model.loss.target][which])  # (B,)
-        self.history = tensor(prepared.batch[model.module.sequence][which])  # (B, T)
-        module = model.module
-        self.kept: Tensor | None = None
-        if module.training and module.dropout:
-            generator, kept = torch.Generator(), 1.0 - module.dropout
-            generator.set_state(dropout_state(prepared.job.coins))
-            drawn = torch.empty(len(which), 2 * self.rows.shape[1], dtype=kind)
-            self.kept = drawn.bernoulli_(kept, generator=generator).div_(kept)
-
-    def scored(self, h: Tensor) -> Tensor:
-        """Losses and gradients of a client's softmax; gives that of `h` (B, W).
-
-        Where what is a client's own is no candidate, the target of each example is one more, and
-        the last.
-        """
-        rows, bias, weights, target = self.rows, self.bias, self.weights, self.target
-        some = torch.nonzero(weights.isfinite()).squeeze(-1) if self.sampled else None
-        if some is not None:
-            rows, bias, weights = (x.index_select(0, some) for x in (rows, bias, weights))
-        logits = h.new_empty(len(h), len(rows) + (some is not None))  # (B, C)
-        torch.addmm((bias.squeeze(-1) + weights), h, rows.T, out=logits[:, : len(rows)])
-        if some is not None:
-            aim = self.rows.index_select(0, target)
-            torch.add((h * aim).sum(-1), self.bias[target, 0], out=logits[:, -1])
-        log_p = torch.log_softmax(logits, -1)
-        up = log_p.exp().div_(len(h))
-        if some is None:
-            self.losses = -log_p[torch.arange(len(h)), target]
-            up[torch.arange(len(h)), target] -= 1.0 / len(h)
-            self.of_rows, self.of_bias = up.T @ h, up.sum(0).unsqueeze(-1)
-            return up @ rows
-        self.losses = -log_p[:, -1]
-        up, last = up[:, :-1], (up[:, -1:] - 1.0 / len(h))
         self.of_rows, self.of_bias = torch.zeros_like(self.rows), torch.zeros_like(self.bias)
-        self.of_rows.index_copy_(0, some, up.T @ h).index_add_(0, target, last * h)
-        self.of_bias.index_copy_(0, some, up.sum(0).unsqueeze(-1)).index_add_(0, target, last)
-        return torch.addmm(last * aim, up, rows)
-
-    def rows_after(self, rate: float) -> dict[str, Floats]:
-        """The client's rows one step on."""
-        decay, rate = self.training.weight_decay, rate * self.training.table_rate
-        found = {}
-        for name, values, gradient in (
-            (self.items, self.rows, self.of_rows),
-            (self.biases, self.bias, self.of_bias),
-        ):
-            found[name] = values.sub(gradient.add_(values, alpha=decay), alpha=rate).numpy()
-        return found
+        self.tables = (items, self.rows, self.of_rows), (biases, self.bias, self.of_bias)
+        which = order(prepared.job.coins, 0, prepared.examples)
+        self.target = torch.from_numpy(prepared.batch[model.loss.target][which])  # (B,)
+        self.history = torch.from_numpy(prepared.batch[model.module.sequence][which])  # (B, T)
+        self.losses = torch.empty(len(which), dtype=kind)
 
 
 def _gradients(model: Trainable, dense: Tensor, steps: Sequence[_ClientStep]) -> Tensor:
     """Each client's gradient of the dense part (C, D); that of its rows stays with its step."""
     bound, module = model.bound, model.module
     w = bound.unpack(dense)
-    ends = np.cumsum([len(step.target) for step in steps])
-    parts = [slice(int(a), int(b)) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
-    owner = torch.from_numpy(np.repeat(np.arange(len(steps)), np.diff(ends, prepend=0)))
+    many = [len(step.target) for step in steps]
+    width = w["lags"].shape[1]
     assert isinstance(module, LagModel)
 
-    base = torch.cat([lag_sums(s.rows, s.history, w["lags"]) for s in steps])  # (N, W)
-    width = base.shape[1]
+    base = torch.empty(sum(many), width, dtype=dense.dtype)  # (N, W)
+    for step, own in zip(steps, _split(base, many), strict=True):
+        lag_sums(step.rows, step.history, w["lags"], own)
     normed, mean, scale = torch.native_layer_norm(
         base, [width], w["norm.weight"], w["norm.bias"], module.norm.eps
     )
     inner = torch.addmm(w["inner.bias"], normed, w["inner.weight"].T)
-    kept = [s.kept for s in steps if s.kept is not None]
-    dropped = torch.cat(kept) if kept else None
-    hidden = F.gelu(inner) if dropped is None else F.gelu(inner).mul_(dropped)
-    h = base + torch.addmm(w["outer.bias"], hidden, w["outer.weight"].T)
+    hidden = F.gelu(inner)
+    dropped = _dropped(module, steps, hidden)
+    if dropped is not None:
+        hidden *= dropped
+    h = torch.addmm(w["outer.bias"], hidden, w["outer.weight"].T).add_(base)
 
-    up = torch.cat([step.scored(h[own]) for step, own in zip(steps, parts, strict=True)])
+    up = torch.empty_like(h)
+    for step, own, of_own in zip(steps, _split(h, many), _split(up, many), strict=True):
+        softmax(step, own, of_own)
     back = up @ w["outer.weight"]
     if dropped is not None:
         back *= dropped
     back = torch.ops.aten.gelu_backward(back, inner)
     down = back @ w["inner.weight"]
-    straight = (base - mean) * scale
+    straight = base.sub_(mean).mul_(scale)
     leaf = down * w["norm.weight"]
-    along = leaf - leaf.mean(-1, keepdim=True) - straight * (leaf * straight).mean(-1, keepdim=True)
-    of_base = up + along * scale
+    inwards = (leaf * straight).mean(-1, keepdim=True)
+    along = leaf.sub_(leaf.mean(-1, keepdim=True)).addcmul_(straight, inwards, value=-1)
+    of_base = torch.addcmul(up, along, scale)
 
     found = torch.zeros(len(steps), bound.dense_size, dtype=dense.dtype)
     of = _columns(bound, found)
-    for name, each in (
-        ("outer.bias", up),
-        ("inner.bias", back),
-        ("norm.bias", down),
-        ("norm.weight", down * straight),
-    ):
-        of[name].index_add_(0, owner, each)
-    for at, (step, own) in enumerate(zip(steps, parts, strict=True)):
-        torch.mm(up[own].T, hidden[own], out=of["outer.weight"][at])
-        torch.mm(back[own].T, normed[own], out=of["inner.weight"][at])
-        add_lag_gradients(
-            step.rows, step.history, w["lags"], of_base[own], step.of_rows, of["lags"][at]
-        )
+    summed = {
+        "outer.bias": up,
+        "inner.bias": back,
+        "norm.bias": down,
+        "norm.weight": down * straight,
+    }
+    every, sums = torch.cat(list(summed.values()), 1), found.new_empty(len(steps), 5 * width)
+    for own, to in zip(_split(every, many), sums, strict=True):
+        torch.sum(own, 0, out=to)
+    for name, after, before in (("outer.weight", up, hidden), ("inner.weight", back, normed)):
+        for a, b, to in zip(_split(after, many), _split(before, many), of[name], strict=True):
+            torch.mm(a.T, b, out=to)
+    for step, own, to in zip(steps, _split(of_base, many), of["lags"], strict=True):
+        add_lag_gradients(step.rows, step.history, w["lags"], own, step.of_rows, to)
+    start = 0
+    for name, each in summed.items():
+        of[name].copy_(sums[:, start : start + each.shape[1]])
+        start += each.shape[1]
     return found
+
+
+def _dropped(module: LagModel, steps: Sequence[_ClientStep], like: Tensor) -> Tensor | None:
+    """What dropout multiplies each client's part by, as it would by itself; None: nothing."""
+    if not (module.training and module.dropout):
+        return None
+    found, generator = torch.empty_like(like), torch.Generator()
+    for step, own in zip(steps, _split(found, [len(s.target) for s in steps]), strict=True):
+        generator.set_state(dropout_state(step.coins))
+        own.uniform_(generator=generator)
+    return kept(found, module.dropout)
+
+
+def _split(rows: Tensor, many: list[int]) -> tuple[Tensor, ...]:
+    """So many rows for each client, as views."""
+    return rows.split_with_sizes(many)
 
 
 def _columns(bound: BoundModel, each: Tensor) -> Mapping[str, Tensor]:
@@ -249,19 +250,58 @@ def _columns(bound: BoundModel, each: Tensor) -> Mapping[str, Tensor]:
     return views
 
 
-# --- sums over a history --------------------------------------------------------------------------
+# --- in C, or by PyTorch --------------------------------------------------------------------------
 
 
-def lag_sums(rows: Tensor, history: Tensor, lags: Tensor) -> Tensor:
-    """(B, W): the rows (K, W) of each history (B, T), each times the weights of its lag (T, W)."""
+def softmax(step: _ClientStep, h: Tensor, up: Tensor) -> None:
+    """A client's losses, and the gradient of their mean: of h (B, W) into `up`; of rows and biases.
+
+    Where what is a client's own is no candidate, the target of each example is one more.
+    """
+    library = _library()
+    if library is None or h.dtype is not torch.float32:
+        _softmax_by_torch(step, h, up)
+        return
+    rows, target = step.rows, step.target
+    (k, width), n = rows.shape, len(target)
+    which = torch.empty(k, dtype=torch.int32)
+    room = torch.empty((k + width) * library.tessera_lag_examples())
+    before = (x.data_ptr() for x in (rows, step.bias, step.weights))
+    after = (step.losses, up, step.of_rows, step.of_bias, which, room)
+    library.tessera_lag_softmax(
+        *before,
+        *(k, width, h.data_ptr(), target.data_ptr(), n, step.sampled),
+        *(x.data_ptr() for x in after),
+    )
+
+
+def _softmax_by_torch(step: _ClientStep, h: Tensor, up: Tensor) -> None:
+    rows, bias, weights, target = step.rows, step.bias[:, 0], step.weights, step.target
+    some = torch.nonzero(weights.isfinite()).squeeze(-1)
+    logits = torch.addmm((bias + weights)[some], h, rows[some].T)  # (B, C)
+    right = (h * rows[target]).sum(-1) + bias[target]
+    if step.sampled:
+        logits = torch.cat([logits, right.unsqueeze(-1)], -1)
+    else:
+        right = right + weights[target]
+    step.losses = torch.logsumexp(logits, -1) - right
+    p = torch.softmax(logits, -1).div_(len(h))
+    last = p[:, len(some) :].sum(-1) - 1.0 / len(h)  # of the target, beside what it is among others
+    p, last = p[:, : len(some)], last.unsqueeze(-1)
+    step.of_rows.index_add_(0, some, p.T @ h).index_add_(0, target, last * h)
+    step.of_bias.index_add_(0, some, p.sum(0).unsqueeze(-1)).index_add_(0, target, last)
+    torch.addmm(last * rows[target], p, rows[some], out=up)
+
+
+def lag_sums(rows: Tensor, history: Tensor, lags: Tensor, out: Tensor) -> None:
+    """Into (B, W): the rows (K, W) of each history (B, T), each times its lag's weights (T, W)."""
     library = _library()
     lags = lags[: history.shape[1]]
     if library is None or rows.dtype is not torch.float32:
         held = rows[history.clamp(min=0)] * (history >= 0).unsqueeze(-1)
-        return (held * lags).sum(1)
-    out = torch.empty(len(history), rows.shape[1])
+        torch.sum(held * lags, 1, out=out)
+        return
     library.tessera_lag_sums(*_addressed(rows, history, lags), out.data_ptr())
-    return out
 
 
 def add_lag_gradients(
@@ -276,8 +316,18 @@ def add_lag_gradients(
         of_lags[:length] += (rows[at] * there * up.unsqueeze(1)).sum(0)
         of_rows.index_add_(0, at.flatten(), (lags[:length] * there * up.unsqueeze(1)).flatten(0, 1))
         return
-    out = (x.data_ptr() for x in (up.contiguous(), of_rows, of_lags))
+    out = (x.data_ptr() for x in (up, of_rows, of_lags))
     library.tessera_lag_gradients(*_addressed(rows, history, lags), *out)
+
+
+def step_back(values: Tensor, gradient: Tensor, decay: float, rate: float) -> bool:
+    """Make a gradient what a step changes the values by; whether all of that is finite."""
+    library = _library()
+    if library is None or values.dtype is not torch.float32:
+        gradient.add_(values, alpha=decay).mul_(-rate)
+        return bool(gradient.isfinite().all())
+    addresses = values.data_ptr(), gradient.data_ptr()
+    return bool(library.tessera_lag_step(*addresses, values.numel(), decay, rate))
 
 
 def _addressed(rows: Tensor, history: Tensor, lags: Tensor) -> tuple[int, ...]:
@@ -286,16 +336,6 @@ def _addressed(rows: Tensor, history: Tensor, lags: Tensor) -> tuple[int, ...]:
     return (*(x.data_ptr() for x in arrays), *history.shape, rows.shape[1])
 
 
-@cache
 def _library() -> Any:
-    """The two loops in C, if they were built."""
-    found = importlib.util.find_spec(LIBRARY)
-    if found is None or found.origin is None:
-        return None
-    library = ctypes.CDLL(found.origin)
-    pointer, size = ctypes.c_void_p, ctypes.c_size_t
-    library.tessera_lag_sums.argtypes = (*[pointer] * 3, *[size] * 3, pointer)
-    library.tessera_lag_gradients.argtypes = (*[pointer] * 3, *[size] * 3, *[pointer] * 3)
-    for each in (library.tessera_lag_sums, library.tessera_lag_gradients):
-        each.restype = None
-    return library
+    """The loops in C, if they were built."""
+    return lag_library().loops
