@@ -36,13 +36,12 @@ from papers.fsl_measure import SCALAR, part_of, scaled
 from papers.sfsl_round import COLUMNS, ITEMS
 from tessera.crypto import dpf, kernel, verifiable
 from tessera.crypto.cuckoo import Layout, SimpleTable, bins_for
-from tessera.crypto.dpf import ServerKeys
+from tessera.crypto.dpf import BITS, SELECTORS, Forest, ServerKeys, Values
 from tessera.crypto.entropy import SystemEntropy
-from tessera.crypto.forest import BITS, SELECTORS, Forest, Values
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.ids import TableId
-from tessera.protocols.two_server.read.row_tags import row_digests, row_tags
+from tessera.protocols.two_server.read.client import row_digests, row_tags
 
 ROWS, HELD, WIDTH = ITEMS, 418, COLUMNS  # the papers' items, rows of 18 words
 SCALARS = 1 << 15

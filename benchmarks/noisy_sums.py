@@ -61,8 +61,8 @@ from tessera.plan import (
 )
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.rounds.events import RoundFinished
-from tessera.rounds.local_state import LocalState
 from tessera.rounds.noise import noise_of
+from tessera.rounds.party import LocalState
 from tessera.rounds.root import simulated_coins
 from tessera.simulation.federation import Federation
 from tessera.simulation.subcohort import Participant, TrainingOutcome

@@ -56,7 +56,7 @@ from tessera.protocols.secagg.session import neighbourhood
 from tessera.rounds import select
 from tessera.rounds.client import ClientRound
 from tessera.rounds.messages import Download
-from tessera.rounds.role_setup import HelperRoundSetup, ServerRoundSetup
+from tessera.rounds.party import HelperRoundSetup, ServerRoundSetup
 from tessera.rounds.server import ServerRound
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound

@@ -26,9 +26,8 @@ from papers import sfsl_round as sfsl
 from papers.sfsl_round import ROUND, RoundSetting
 from tessera.crypto import dpf, kernel
 from tessera.crypto.cuckoo import HASHES, Layout, SimpleTable, choices
-from tessera.crypto.dpf import REPORT_ID_BYTES, SEED_BYTES
+from tessera.crypto.dpf import REPORT_ID_BYTES, SEED_BYTES, Forest, Values
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.crypto.forest import Forest, Values
 from tessera.crypto.group import Group, Words
 from tessera.crypto.keys import identities
 from tessera.crypto.ring import Ring
@@ -38,15 +37,14 @@ from tessera.plan.plan import Plan
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.machine import Outbound
 from tessera.protocols.two_server.params import Read, TwoServerParams, TwoServerTable
-from tessera.protocols.two_server.read.row_tags import RowTagCache, row_digests
+from tessera.protocols.two_server.read.client import RowTagCache, row_digests
 from tessera.protocols.union.encoding import packed_bytes
-from tessera.rounds.local_state import LocalState
-from tessera.rounds.role_setup import ClientRoundSetup, HelperRoundSetup, ServerRoundSetup
+from tessera.rounds.messages import RoundResult
+from tessera.rounds.party import ClientRoundSetup, HelperRoundSetup, LocalState, ServerRoundSetup
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.domain import two_server_params
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound
-from tessera.rounds.words import RoundResult
 from tessera.simulation.simulator import WORK, Simulator, Work
 from tessera.simulation.subcohort import between_messages
 from tessera.simulation.two_server import TwoServerSetup

@@ -24,7 +24,7 @@ from papers.sfsl_round import COLUMNS, ITEMS, RoundSetting
 from papers.show import PER_ROW, Layout, Style
 from tessera.crypto import kernel
 from tessera.crypto.cuckoo import FAILURE_BITS, bins_for, log2_failure
-from tessera.crypto.forest import Values
+from tessera.crypto.dpf import Values
 from tessera.crypto.ring import Ring
 
 REFERENCE: Final = "reference"

@@ -21,7 +21,7 @@ from papers.sfsl_round import Footprint, Measured, RoundSetting
 from papers.show import Layout
 from tessera.report.numbers import percent
 from tessera.rounds import schemes
-from tessera.rounds.phases import CATEGORIES
+from tessera.rounds.schemes import CATEGORIES
 
 CURVES: Final = "curves"
 LEVELS: Final = ("cpp1", "cpp2", "cpp3", "cpp4", "cpp5")

@@ -32,16 +32,14 @@ from papers.sfsl_holdings import Market
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.learning.tables.spec import DerivedMap, TableSpec, Uniform
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
-from tessera.learning.tables.table import LazyTable, StoredTable
+from tessera.learning.tables.table import DerivedMap, LazyTable, StoredTable, TableSpec, Uniform
 from tessera.plan import DPPlan, ModelPlan, Plan, Precision, PrivacyPlan, TablePlan, UnionPlan
 from tessera.privacy.index.period import MemoryPeriods, PeriodStore, SqlitePeriods
 from tessera.protocols.union.choice import EncodingChoice
 from tessera.rounds import schemes
 from tessera.rounds.client import ClientRound
-from tessera.rounds.local_state import LocalState
-from tessera.rounds.role_setup import ClientRoundSetup, ServerParty, ServerRoundSetup
+from tessera.rounds.party import ClientRoundSetup, LocalState, ServerParty, ServerRoundSetup
 from tessera.rounds.server import ServerRound
 from tessera.simulation import views
 from tessera.simulation.faults import Drop, Fault

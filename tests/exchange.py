@@ -28,7 +28,7 @@ from tessera.data.ratings import RatingData
 from tessera.errors import WireError
 from tessera.ids import SERVER, ClientId, Party, RoundId, StageId
 from tessera.learning.tables import own_rows
-from tessera.protocols.epochs.chain import EpochKind
+from tessera.protocols.epochs.messages import EpochKind
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg import server
 from tessera.protocols.secagg.phases import StageSum
@@ -36,7 +36,7 @@ from tessera.rounds.course import client_role
 from tessera.rounds.encode import UpdateLayout
 from tessera.rounds.epochs.client import EpochClient
 from tessera.rounds.epochs.group import GroupEpochs
-from tessera.rounds.role_setup import ClientRoundSetup, StoredRole
+from tessera.rounds.party import ClientRoundSetup, StoredRole
 from tessera.rounds.root import lasting_secret
 from tessera.simulation.epochs import CarriedGroup, Carrier
 from tessera.simulation.faults import Fault

@@ -22,8 +22,8 @@ from tessera.protocols.epochs.group import FixedGroup, Leaf
 from tessera.protocols.machine import Outbound
 from tessera.rounds.epochs.client import EpochClient, EpochClientSetup
 from tessera.rounds.epochs.server import EpochServer, EpochServerSetup
-from tessera.rounds.server_model import ServerModel
-from tessera.rounds.words import RoundResult
+from tessera.rounds.messages import RoundResult
+from tessera.rounds.party import ServerModel
 
 ENTROPY = ScriptedEntropy(b"group in training")
 

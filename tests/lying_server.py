@@ -29,12 +29,11 @@ from tessera.errors import ServerFault
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.averaging import TableMean
 from tessera.learning.softmax import SampledSoftmax
-from tessera.learning.tables.spec import DerivedMap, TableSpec
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
-from tessera.learning.tables.table import DenseTable
+from tessera.learning.tables.table import DenseTable, DerivedMap, TableSpec
 from tessera.plan import GroupsPlan, ModelPlan, Plan, Scheme, TablePlan, UnionPlan
 from tessera.privacy.index.period import MemoryPeriods, PeriodStore
-from tessera.protocols.epochs import chain, member
+from tessera.protocols.epochs import member, messages
 from tessera.protocols.epochs.group import FixedGroup, Leaf
 from tessera.protocols.epochs.member import GroupMember
 from tessera.protocols.epochs.messages import (
@@ -45,12 +44,10 @@ from tessera.protocols.epochs.messages import (
 )
 from tessera.protocols.union.choice import EncodingChoice
 from tessera.rounds import encode
-from tessera.rounds.epochs import messages
+from tessera.rounds.epochs import group
 from tessera.rounds.epochs.client import EpochClient, EpochClientSetup
-from tessera.rounds.epochs.group import GroupEpochs, MemoryVectors, OpenEpoch
-from tessera.rounds.epochs.messages import EpochWork
-from tessera.rounds.local_state import LocalState
-from tessera.rounds.server_model import ServerModel
+from tessera.rounds.epochs.group import EpochWork, GroupEpochs, MemoryVectors, OpenEpoch
+from tessera.rounds.party import LocalState, ServerModel
 
 SIZE, EACH, WIDTH = 10, 7, 4
 ROWS: Final = SIZE * EACH
@@ -348,7 +345,7 @@ class LyingServer:
 
 
 def _chain_of_one(previous: bytes, group: FixedGroup, header: Any, certificate: bytes) -> Any:
-    return chain.link(b"", group, header, certificate)
+    return messages.link(b"", group, header, certificate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,9 +360,9 @@ class Line:
 NUMBER: Final = Line(member, "follows", lambda last, header: True)
 CERTIFICATE: Final = Line(DeliveryCertificate, "fault", lambda *given: "")
 CHAIN: Final = Line(member, "link", _chain_of_one)
-MAPS: Final = Line(messages, "maps_digest", lambda plan, union, derived: bytes(32))
-COUNTS: Final = Line(messages, "counts_input", lambda digest: {})
-INPUTS: Final = Line(chain, "received", lambda header: [])
+MAPS: Final = Line(group, "maps_digest", lambda plan, union, derived: bytes(32))
+COUNTS: Final = Line(group, "counts_input", lambda digest: {})
+INPUTS: Final = Line(messages, "received", lambda header: [])
 MEMORY: Final = Line(GroupMember, "_check_memory", lambda self, message: None)
 COINS: Final = Line(GroupMember, "coins", property(lambda self: SystemEntropy()))
 SIGNATURE: Final = Line(Delivered, "is_signed", lambda self, group: True)

@@ -19,9 +19,8 @@ import harness
 from tessera import wire
 from tessera.crypto.ring import Ring
 from tessera.ids import SERVER
-from tessera.protocols.secagg.graph import sparse_topology
 from tessera.protocols.secagg.messages import FROM_CLIENT, FROM_SERVER
-from tessera.protocols.secagg.params import Threat
+from tessera.protocols.secagg.params import Threat, sparse_topology
 from tessera.simulation.views import ViewEntry
 from tessera.wire.index_set import IndexSet
 

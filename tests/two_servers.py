@@ -24,7 +24,6 @@ from tessera.errors import PeerError, RoundAborted, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId, TableId
 from tessera.protocols.machine import Outbound
 from tessera.protocols.two_server import reports
-from tessera.protocols.two_server.client import TwoServerClientSetup
 from tessera.protocols.two_server.collector import MemoryReplayGuard
 from tessera.protocols.two_server.handshake import (
     HelperHandshake,
@@ -32,6 +31,7 @@ from tessera.protocols.two_server.handshake import (
     LeaderHandshake,
     LeaderHandshakeSetup,
     ServedModel,
+    TwoServerClientSetup,
 )
 from tessera.protocols.two_server.key_period import MemoryStore
 from tessera.protocols.two_server.messages import Header, SealedAnswer

@@ -20,13 +20,12 @@ from tessera.crypto.keys import SigningKey
 from tessera.crypto.prg import Label
 from tessera.crypto.ring import Ring
 from tessera.ids import SERVER, ClientId
-from tessera.protocols.epochs.chain import EpochHeader, EpochKind
 from tessera.protocols.epochs.group import FixedGroup, Leaf
 from tessera.protocols.epochs.member import GroupMember, MemberSetup
-from tessera.protocols.epochs.messages import Fetch
+from tessera.protocols.epochs.messages import EpochHeader, EpochKind, Fetch
 from tessera.protocols.epochs.server import EpochOpened, GroupServer, GroupServerSetup
 from tessera.protocols.machine import Outbound
-from tessera.rounds.epochs.messages import EpochWork, PeriodRecord
+from tessera.rounds.epochs.group import EpochWork, PeriodRecord
 
 FEDERATION = "waiting"
 RING = Ring(32)

@@ -9,9 +9,8 @@ import numpy as np
 
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.learning.tables.spec import TableSpec
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
-from tessera.learning.tables.table import LazyTable
+from tessera.learning.tables.table import LazyTable, TableSpec
 from tessera.plan import (
     CohortsPlan,
     GroupsPlan,
@@ -26,7 +25,7 @@ from tessera.plan import (
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.privacy.index.response import IndexPrivacy
-from tessera.rounds.local_state import LocalState
+from tessera.rounds.party import LocalState
 from tessera.runs.folder import TRUTH, VIEWS, RunFolder
 from tessera.runs.truth import write_truth
 from tessera.simulation.epochs import federation_for

@@ -19,10 +19,10 @@ from tessera.cli.demo import MAX_ROWS, SHOP
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.plan import GroupsPlan, Plan, Scheme, SimulationPlan, TaskPlan, UnionPlan
-from tessera.protocols.epochs.chain import EpochKind
+from tessera.protocols.epochs.messages import EpochKind
 from tessera.rounds.epochs.group import GroupEpochs
 from tessera.rounds.events import RoundFinished
-from tessera.rounds.words import RoundResult
+from tessera.rounds.messages import RoundResult
 from tessera.runs import training as engine
 from tessera.runs.held import rows_of_clients
 from tessera.runs.training import Training, complete

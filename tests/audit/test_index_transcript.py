@@ -28,10 +28,10 @@ from tessera.learning.training.jobs import Job
 from tessera.plan import Crypto, DPPlan, NoisyRows, Plan, SimulationPlan, Trust, UpdatePlan
 from tessera.privacy.dp.guarantee import Observer, Unit
 from tessera.rounds import encode
+from tessera.rounds.messages import RoundResult
 from tessera.rounds.noise import noise_of
+from tessera.rounds.party import ServerModel
 from tessera.rounds.root import simulated_coins
-from tessera.rounds.server_model import ServerModel
-from tessera.rounds.words import RoundResult
 from tessera.runs.client_training import cut_examples
 from tessera.runs.training import Training, complete
 from tessera.tasks import Task

@@ -38,7 +38,7 @@ from tessera.rounds import schemes
 from tessera.rounds.course import client_role
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.noise import noise_of
-from tessera.rounds.role_setup import ClientRoundSetup, StoredRole
+from tessera.rounds.party import ClientRoundSetup, StoredRole
 from tessera.runs.folder import ROOT
 from tessera.runs.training import Training, complete
 from tessera.simulation import views

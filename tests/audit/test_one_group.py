@@ -24,7 +24,7 @@ from tessera.ids import SERVER, ClientId
 from tessera.plan import GroupsPlan, ModelPlan, Plan, Scheme, TablePlan, UnionPlan
 from tessera.privacy.index.period import AnotherGroup, MemoryPeriods
 from tessera.rounds.cohorts import cohorts_of
-from tessera.rounds.local_state import LocalState
+from tessera.rounds.party import LocalState
 from tessera.services.offered_rows import OfferedRows, OneGroup
 from tessera.simulation import population
 from tessera.simulation.epochs import federation_for

@@ -14,11 +14,10 @@ from tessera.audit.record import Record
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import SERVER, ClientId
-from tessera.learning.tables.spec import TableSpec
-from tessera.learning.tables.table import LazyTable
+from tessera.learning.tables.table import LazyTable, TableSpec
 from tessera.plan import Plan, Scheme
 from tessera.privacy.index.period import MemoryPeriods
-from tessera.rounds.local_state import LocalState
+from tessera.rounds.party import LocalState
 from tessera.runs.folder import TRUTH, VIEWS, RunFolder
 from tessera.runs.truth import write_truth
 from tessera.simulation.faults import Corrupt, Delay, Drop, Duplicate, Fault

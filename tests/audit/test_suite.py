@@ -10,7 +10,7 @@ from audit import runs
 from tessera.audit.record import shown
 from tessera.audit.suite import ATTACKS
 from tessera.plan import Scheme
-from tessera.rounds.rows import Shown
+from tessera.rounds.select import Shown
 
 PAGE = Path(__file__).parents[2] / "docs/protocols/audit.md"
 

@@ -23,7 +23,7 @@ from tessera.rounds.events import RoundFinished
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.forecast.forecast import break_even
 from tessera.rounds.forecast.rows import even_holders, spread
-from tessera.rounds.forecast.secagg import some
+from tessera.rounds.forecast.traffic import some
 from tessera.rounds.two_server.domain import write_cost
 from tessera.simulation import population
 from tessera.simulation.calibration import round_seconds

@@ -18,7 +18,7 @@ from papers.sfsl import measured_round
 from papers.sfsl_round import Footprint, Measured, RoundSetting
 from tessera.cli import main as cli
 from tessera.cli import reproduce
-from tessera.rounds.phases import CATEGORIES
+from tessera.rounds.schemes import CATEGORIES
 
 SMALL = RoundSetting(clients=8, per_client=12, dense=30)
 

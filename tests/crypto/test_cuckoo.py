@@ -14,7 +14,7 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from tessera.crypto import cuckoo, kernel
 from tessera.crypto.cuckoo import Layout, SimpleTable, bins_for, choices, log2_failure
-from tessera.crypto.forest import BITS
+from tessera.crypto.dpf import BITS
 from tessera.errors import ConfigError, MisuseError
 
 each_backend = pytest.mark.parametrize("name", kernel.available())

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 import vectors
 from tessera.crypto import dpf, kernel
 from tessera.crypto.cuckoo import Layout, SimpleTable, bins_for
-from tessera.crypto.dpf import KeyPair, PublicKeys, ServerKeys
+from tessera.crypto.dpf import BITS, SELECTORS, Forest, KeyPair, PublicKeys, ServerKeys, Values
 from tessera.crypto.entropy import ScriptedEntropy, SystemEntropy
 from tessera.crypto.field import Field
-from tessera.crypto.forest import BITS, SELECTORS, Forest, Values
 from tessera.crypto.group import Group, group_from_name
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.crypto import kernel
-from tessera.crypto.kernel import native
 from tessera.crypto.kernel.backend import Backend
 from tessera.crypto.kernel.reference import Reference
 from tessera.crypto.kernel.trees import (
@@ -31,7 +30,7 @@ from tessera.errors import MisuseError
 
 REFERENCE = Reference()
 NATIVE = [name for name in kernel.available() if name != "reference"]
-FOLDER = Path(native.__file__).parent
+FOLDER = Path(kernel.__file__).parent
 SOURCES = [str(FOLDER / f"{name}.c") for name in ("kernel", "dpf", "answer", "verify", "rows")]
 
 needs_native = pytest.mark.skipif(not NATIVE, reason="no native kernel on this machine")
@@ -687,7 +686,7 @@ SIZES = TREES.leaves * 128
 ALL = int(SIZES.sum())
 
 
-class WrongLeaf(native.Native):
+class WrongLeaf(kernel.Native):
     """A path with a defect in one kind of leaf."""
 
     def _evaluate(self, keys: Any, trees: Any, shape: LeafShape, *rest: Any) -> None:
@@ -699,11 +698,11 @@ class WrongLeaf(native.Native):
 @needs_native
 def test_a_path_whose_trees_are_wrong_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     best, *lower = NATIVE
-    real = native.Native
+    real = kernel.Native
     monkeypatch.setattr(
-        native, "Native", lambda lib, name: (WrongLeaf if name == best else real)(lib, name)
+        kernel, "Native", lambda lib, name: (WrongLeaf if name == best else real)(lib, name)
     )
-    found = native.probe(REFERENCE)
+    found = kernel.probe(REFERENCE)
     assert [path.name for path in found.paths] == lower
     assert found.reason == f"self-check failed: {best}"
 
@@ -1036,7 +1035,7 @@ def run_driver(folder: Path, paths: list[int], *more: str) -> None:
 @needs_native
 def test_the_c_code_of_trees_is_clean_under_the_sanitizers(tmp_path: Path) -> None:
     """Ragged trees, parts of them, all kinds of words, and memory that cannot be had."""
-    run_driver(tmp_path, [native._NUMBER[name] for name in NATIVE])
+    run_driver(tmp_path, [kernel._NUMBER[name] for name in NATIVE])
 
 
 @pytest.mark.slow
@@ -1045,7 +1044,7 @@ def test_the_512_bit_source_is_clean_under_the_sanitizers_in_registers_of_two(
     tmp_path: Path,
 ) -> None:
     """Also where there are no registers of 512 bits; under the sanitizers, too."""
-    run_driver(tmp_path, [native._NUMBER["vaes512"]], "-DTESSERA_TWO")
+    run_driver(tmp_path, [kernel._NUMBER["vaes512"]], "-DTESSERA_TWO")
 
 
 @pytest.mark.slow

@@ -19,14 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.crypto import kernel
-from tessera.crypto.kernel import native
 from tessera.crypto.kernel.backend import WORD_BYTES, Backend, packed_size
 from tessera.crypto.kernel.reference import CHUNK, Reference
 from tessera.errors import ConfigError, MisuseError
 
 REFERENCE = Reference()
 NATIVE = [name for name in kernel.available() if name != "reference"]
-SOURCE = Path(native.__file__).with_name("kernel.c")
+SOURCE = Path(kernel.__file__).with_name("kernel.c")
 
 needs_native = pytest.mark.skipif(not NATIVE, reason="no native kernel on this machine")
 each_native = pytest.mark.parametrize("path", NATIVE or ["reference"])
@@ -365,7 +364,7 @@ def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_path_that_does_not_run_here_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "_probe", lambda: native.Probe((), "no AES path"))
+    monkeypatch.setattr(kernel, "_probe", lambda: kernel.Probe((), "no AES path"))
     assert kernel.available() == ("reference",)
     with pytest.raises(ConfigError, match="no AES path"), kernel.use("aesni"):
         raise AssertionError("not reached")
@@ -380,7 +379,7 @@ def test_a_kernel_that_was_not_built_is_said_to_be_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    found = native.probe(REFERENCE)
+    found = kernel.probe(REFERENCE)
     assert found.paths == ()
     assert found.reason is not None and "not built" in found.reason
 
@@ -392,17 +391,17 @@ def test_a_library_that_does_not_load_is_left_out(
     broken.write_bytes(b"not a library")
     spec = importlib.util.spec_from_file_location("_native", broken)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    found = native.probe(REFERENCE)
+    found = kernel.probe(REFERENCE)
     assert found.paths == ()
     assert found.reason is not None and "does not load" in found.reason
 
 
 def test_every_path_of_this_machine_passes_its_self_check() -> None:
     """A defect that the check finds takes the path away, and the tests above with it."""
-    assert "self-check" not in (native.probe(REFERENCE).reason or "")
+    assert "self-check" not in (kernel.probe(REFERENCE).reason or "")
 
 
-class OneBitOff(native.Native):
+class OneBitOff(kernel.Native):
     """A path with a defect that only wide words show."""
 
     def _accumulate(self, acc: Any, word_bytes: int, *rest: Any) -> None:
@@ -417,12 +416,12 @@ def test_a_path_that_fails_its_self_check_gives_way_to_the_next(
 ) -> None:
     best, *lower = NATIVE
 
-    def build(library: ctypes.CDLL, name: str) -> native.Native:
+    def build(library: ctypes.CDLL, name: str) -> kernel.Native:
         return (OneBitOff if name == best else real)(library, name)
 
-    real = native.Native
-    monkeypatch.setattr(native, "Native", build)
-    found = native.probe(REFERENCE)
+    real = kernel.Native
+    monkeypatch.setattr(kernel, "Native", build)
+    found = kernel.probe(REFERENCE)
     assert [path.name for path in found.paths] == lower
     assert found.reason == f"self-check failed: {best}"
 
@@ -557,7 +556,7 @@ def test_the_c_code_is_clean_under_the_sanitizers(tmp_path: Path) -> None:
 
     cases: list[str] = []
     expected: list[bytes] = []
-    for path in (native._NUMBER[name] for name in NATIVE):
+    for path in (kernel._NUMBER[name] for name in NATIVE):
         for word_bytes in WORD_BYTES:
             for size in (16, 32, 144, 1040, 16_384, 40_000):
                 for offset in (0, 16, 80, 112, 1008):

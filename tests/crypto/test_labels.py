@@ -33,13 +33,13 @@ TWO_SIDES: Final = {
     Label.CHANNEL: {"protocols/secagg/states.py", "protocols/secagg/session.py"},
     Label.SERVER_NONCE: {"protocols/two_server/handshake.py"},  # the leader's and the helper's
     # One use in two steps: a secret under the label, then its expansion.
-    Label.GRAPH: {"protocols/secagg/server.py", "protocols/secagg/graph.py"},
+    Label.GRAPH: {"protocols/secagg/server.py", "protocols/secagg/params.py"},
     Label.SHARE_COEFFICIENTS: {"protocols/secagg/states.py", "crypto/shamir.py"},
     Label.RETRIEVAL_POINTS: {"protocols/two_server/read/client.py"},
     Label.ROUNDING: {
         "rounds/clipped_vector.py",
         "rounds/encode.py",
-        "rounds/epochs/work.py",
+        "rounds/epochs/client.py",
         "rounds/training_client.py",
     },
     # Of a party's root: a client's, a server's; then the words of each part.
@@ -47,7 +47,7 @@ TWO_SIDES: Final = {
         "protocols/two_server/write/helper.py",
         "protocols/two_server/write/sums.py",
         "rounds/clipped_vector.py",
-        "rounds/epochs/course.py",
+        "rounds/epochs/server.py",
         "rounds/noise.py",
         "rounds/server.py",
         "rounds/two_server/ideal.py",
@@ -56,8 +56,8 @@ TWO_SIDES: Final = {
     Label.KEY_PERIOD_ROOT: {"protocols/two_server/write/client.py", "rounds/two_server/ideal.py"},
     Label.UNION_COINS: {
         "rounds/client.py",
-        "rounds/epochs/work.py",
-        "rounds/words.py",
+        "rounds/epochs/client.py",
+        "rounds/messages.py",
         "rounds/two_server/client.py",
     },
     Label.DECOYS: {"rounds/select.py", "rounds/two_server/client.py"},

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.crypto import kernel
-from tessera.crypto.kernel import native
 from tessera.crypto.kernel.backend import Backend
 from tessera.crypto.kernel.sets import Members
 from tessera.errors import MisuseError
@@ -202,7 +201,7 @@ def test_the_c_code_of_sets_is_clean_under_the_sanitizers(tmp_path: Path, monkey
     program = str(tmp_path / "driver")
     flags = ["-std=gnu11", "-O1", "-g0", "-Wall", "-Wextra", "-Werror"]
     sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    sources = [str(tmp_path / "driver.c"), str(Path(native.__file__).with_name("sets.c"))]
+    sources = [str(tmp_path / "driver.c"), str(Path(kernel.__file__).with_name("sets.c"))]
     built = subprocess.run(
         [compiler, *flags, *sanitize, *sources, "-o", program], capture_output=True, text=True
     )

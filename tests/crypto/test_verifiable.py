@@ -17,9 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.crypto import dpf, kernel, verifiable
-from tessera.crypto.dpf import ServerKeys
+from tessera.crypto.dpf import SELECTORS, Forest, ServerKeys, Values
 from tessera.crypto.entropy import SystemEntropy
-from tessera.crypto.forest import SELECTORS, Forest, Values
 from tessera.crypto.kernel.points_reference import (
     Hash,
     _inverse,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from own_secrets import secret_of
 from tessera.data.clicks import Log, click_data, numbered, with_negatives
-from tessera.data.negatives import draw, draw_own
+from tessera.data.examples import draw, draw_own
 from tessera.errors import ConfigError, MisuseError
 
 USERS, ITEMS = 3, 12

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from own_secrets import secret_of
 from tessera.data import interactions
-from tessera.data.examples import NONE
+from tessera.data.examples import NONE, draw
 from tessera.data.interactions import Interactions, bucket, read_dictionary
-from tessera.data.negatives import draw
 from tessera.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from own_secrets import secret_of
 from tessera.data import delimited
-from tessera.data.negatives import draw
+from tessera.data.examples import draw
 from tessera.data.taobao import END, FIRST, taobao
 from tessera.errors import ConfigError
 

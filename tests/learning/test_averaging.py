@@ -12,8 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.averaging import Averaging, ServerStep, TableMean
-from tessera.learning.tables.spec import Normal, TableSpec
-from tessera.learning.tables.table import DenseTable, LazyTable, StoredTable
+from tessera.learning.tables.table import DenseTable, LazyTable, Normal, StoredTable, TableSpec
 
 ROWS, WIDTH, DENSE = 12, 3, 5
 

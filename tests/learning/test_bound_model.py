@@ -17,8 +17,7 @@ from tessera.data.examples import Examples
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.bound_model import BoundModel, Derived, Local, Table
 from tessera.learning.module_tables import Tables
-from tessera.learning.tables.spec import Given, Normal
-from tessera.learning.tables.table import DenseTable, LazyTable
+from tessera.learning.tables.table import DenseTable, Given, LazyTable, Normal
 
 ITEMS, CATEGORIES, USERS, WIDTH = 30, 5, 8, 3
 CATEGORY_OF = (np.arange(ITEMS) * 7) % CATEGORIES

@@ -18,8 +18,7 @@ from tessera.errors import ConfigError
 from tessera.learning.bound_model import BoundModel, Local, Table
 from tessera.learning.module_tables import Tables
 from tessera.learning.scores import auc, evaluate
-from tessera.learning.tables.spec import Normal
-from tessera.learning.tables.table import LazyTable
+from tessera.learning.tables.table import LazyTable, Normal
 from tessera.learning.training.jobs import Trainable, click_loss, order
 from tessera.learning.training.pooled import CentralTrainer, round_size
 from tessera.learning.training.settings import LocalTraining

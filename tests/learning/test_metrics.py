@@ -20,8 +20,7 @@ from tessera.learning.bound_model import Derived, Local, Table
 from tessera.learning.metrics import ClickMetric
 from tessera.learning.module_tables import Tables
 from tessera.learning.scores import LOSS_UNIT, ClickStatistics, auc, evaluate, log_loss
-from tessera.learning.tables.spec import Normal, TableSpec
-from tessera.learning.tables.table import LazyTable
+from tessera.learning.tables.table import LazyTable, Normal, TableSpec
 
 torch.set_num_threads(1)
 

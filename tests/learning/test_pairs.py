@@ -13,8 +13,7 @@ from tessera.data.sequences import SEEN, Sequences
 from tessera.errors import ConfigError
 from tessera.learning.models.pairs import TABLE, PairModel, Pairs, largest
 from tessera.learning.scores import SummedModel
-from tessera.learning.tables.spec import TableSpec, Zeros
-from tessera.learning.tables.table import LazyTable
+from tessera.learning.tables.table import LazyTable, TableSpec, Zeros
 
 ITEMS = 7
 people = st.lists(st.permutations(range(ITEMS)).map(lambda p: p[:5]), min_size=1, max_size=4)

@@ -25,7 +25,7 @@ from tessera.learning.module_tables import Tables
 from tessera.learning.predictor import Predictor
 from tessera.learning.saved import ABOUT, MAPS, STATE, load, save, state_of
 from tessera.learning.scores import evaluate
-from tessera.learning.tables.spec import Normal
+from tessera.learning.tables.table import Normal
 
 ITEMS, KINDS, USERS, WIDTH = 30, 4, 5, 3
 KIND_OF = np.arange(ITEMS) % KINDS

@@ -22,9 +22,16 @@ from numpy.testing import assert_array_equal
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
 from tessera.learning.tables import store as store_module
-from tessera.learning.tables.spec import Normal, TableSpec, Uniform, Zeros
 from tessera.learning.tables.store import ModelStore
-from tessera.learning.tables.table import DenseTable, LazyTable, StoredTable
+from tessera.learning.tables.table import (
+    DenseTable,
+    LazyTable,
+    Normal,
+    StoredTable,
+    TableSpec,
+    Uniform,
+    Zeros,
+)
 
 PLAN = bytes(range(32))
 LARGEST = 2**64 - 1
@@ -226,7 +233,7 @@ from pathlib import Path
 import numpy as np
 from tessera.learning.tables.store import ModelStore
 from tessera.learning.tables.table import LazyTable
-from tessera.learning.tables.spec import TableSpec
+from tessera.learning.tables.table import TableSpec
 
 path, deadly, when, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 armed = False

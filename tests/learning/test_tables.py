@@ -18,18 +18,20 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
 
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.tables import spec as initial_module
-from tessera.learning.tables.spec import (
+from tessera.learning.tables import table as initial_module
+from tessera.learning.tables.submodel import Floats, Ids
+from tessera.learning.tables.table import (
+    DenseTable,
     DerivedMap,
     Distribution,
     Given,
+    LazyTable,
     Normal,
+    StoredTable,
     TableSpec,
     Uniform,
     Zeros,
 )
-from tessera.learning.tables.submodel import Floats, Ids
-from tessera.learning.tables.table import DenseTable, LazyTable, StoredTable
 
 LARGEST = 2**64 - 1
 DISTRIBUTIONS = [Zeros(), Uniform(0.25), Normal(0.01)]
@@ -129,8 +131,8 @@ def test_a_batch_longer_than_one_chunk_is_the_sum_of_its_parts() -> None:
 def test_another_process_computes_the_same_rows() -> None:
     program = (
         "import hashlib, numpy as np\n"
-        "from tessera.learning.tables.spec import Normal\n"
-        "from tessera.learning.tables.spec import TableSpec\n"
+        "from tessera.learning.tables.table import Normal\n"
+        "from tessera.learning.tables.table import TableSpec\n"
         "table = TableSpec(name='goods', size=2**64 - 1, width=18, initial=Normal(0.1), seed=5)\n"
         "rows = table.initial_values(np.arange(0, 2**64 - 1, 2**53 - 111, dtype=np.uint64))\n"
         "print(rows.shape, hashlib.sha256(rows.tobytes()).hexdigest())\n"

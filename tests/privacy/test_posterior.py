@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.errors import MisuseError
-from tessera.privacy.index import holder_sets
 from tessera.privacy.index.exposure import TAOBAO, Holders, epsilon_after
 from tessera.privacy.index.identification_forecast import Setting, simulate, transcripts, within
 from tessera.privacy.index.posterior import (
+    SURE,
     best_guesses,
     chance_of_guess,
     log_ratio_table,
@@ -23,6 +23,7 @@ from tessera.privacy.index.posterior import (
     posterior,
     rate,
     size_prior,
+    unpack,
 )
 from tessera.privacy.index.response import LEVELS, IndexPrivacy, Perturbation
 
@@ -170,14 +171,14 @@ def test_packed_rounds_come_back(rounds: int) -> None:
     bits = np.random.default_rng(rounds).random((2, 3, rounds)) < 0.5
     words = pack(bits)
     assert words.shape == (2, 3, max(1, -(-rounds // 64)))
-    assert (holder_sets.unpack(words, rounds) == bits).all()
+    assert (unpack(words, rounds) == bits).all()
 
 
 @pytest.mark.parametrize("name", ["cpp1", "cpp2", "cpp3", "cpp4", "cpp5"])
 def test_ratios_of_answers_stay_within_the_level_and_reach_it(name: str) -> None:
     table = log_ratio_table(LEVELS[name], 20)
     for k in (1, 2, 7, 20):
-        level = min(epsilon_after(LEVELS[name], k), holder_sets.SURE)
+        level = min(epsilon_after(LEVELS[name], k), SURE)
         assert np.abs(table[k, : k + 1]).max() == pytest.approx(level)
     assert np.isfinite(table).all()
     # one round, by hand: yes and no after either permanent answer
@@ -247,8 +248,8 @@ def test_dropouts_name_holders_where_all_name_the_whole_union() -> None:
 
 def test_belief_propagation_guesses_nearly_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = simulate(COHORT, rows=400)
-    monkeypatch.setattr(holder_sets, "MOST_STATES", 0)
-    monkeypatch.setattr(holder_sets, "MOST_CLASSES", 0)
+    monkeypatch.setattr("tessera.privacy.index.posterior.MOST_STATES", 0)
+    monkeypatch.setattr("tessera.privacy.index.posterior.MOST_CLASSES", 0)
     prior = size_prior(TAOBAO)
     assert not any(t.posterior(prior).exact.any() for t in transcripts(COHORT, rows=20))
     approximate = simulate(COHORT, rows=400)
@@ -365,7 +366,7 @@ def test_classes_and_dynamic_programming_agree(monkeypatch: pytest.MonkeyPatch) 
     prior = size_prior(TAOBAO)
     parts = [t for s in settings_ for t in transcripts(s, rows=60)]
     by_classes = [t.posterior(prior) for t in parts]
-    monkeypatch.setattr(holder_sets, "MOST_CLASSES", 0)
+    monkeypatch.setattr("tessera.privacy.index.posterior.MOST_CLASSES", 0)
     for part, found in zip(parts, by_classes, strict=True):
         other = part.posterior(prior)
         both = found.exact & other.exact

@@ -20,9 +20,8 @@ from papers.sfsl_round import Measured, RoundSetting
 from tessera.cli import main as cli
 from tessera.crypto import dpf, kernel
 from tessera.crypto.cuckoo import Layout, SimpleTable, bins_for, log2_failure
-from tessera.crypto.dpf import REPORT_ID_BYTES, SEED_BYTES
+from tessera.crypto.dpf import REPORT_ID_BYTES, SEED_BYTES, Values
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.crypto.forest import Values
 from tessera.crypto.ring import Ring
 from tessera.ids import HELPER, SERVER
 from tessera.protocols.machine import Outbound

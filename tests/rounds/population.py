@@ -9,16 +9,15 @@ import numpy as np
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.keys import Identity
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.learning.tables.spec import DerivedMap, TableSpec, Uniform
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
-from tessera.learning.tables.table import LazyTable
+from tessera.learning.tables.table import DerivedMap, LazyTable, TableSpec, Uniform
 from tessera.plan import ModelPlan, Plan, PrivacyPlan, Scheme, SecurityPlan, TablePlan, UnionPlan
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.secagg.params import SecAggParams
 from tessera.protocols.secagg.server import SecAggServerSetup, Server
 from tessera.rounds.client import ClientRound
-from tessera.rounds.local_state import LocalState
 from tessera.rounds.noise import noise_of
+from tessera.rounds.party import LocalState
 from tessera.rounds.root import simulated_coins
 from tessera.simulation.epochs import federation_for
 from tessera.simulation.federation import Federation

@@ -12,15 +12,13 @@ from rounds.population import DENSE, WIDTH, derived, plan, specs, sum_union
 from tessera.crypto.entropy import Entropy, ScriptedEntropy
 from tessera.crypto.keys import identities
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
-from tessera.learning.tables.spec import TableSpec, Uniform
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
-from tessera.learning.tables.table import LazyTable
+from tessera.learning.tables.table import LazyTable, TableSpec, Uniform
 from tessera.plan import Plan, TablePlan, TwoServerPlan
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.two_server.key_period import MemoryStore, OwnKeys
 from tessera.rounds.events import RoundAbort, RoundFinished
-from tessera.rounds.local_state import LocalState
-from tessera.rounds.role_setup import ClientRoundSetup, HelperRoundSetup, ServerRoundSetup
+from tessera.rounds.party import ClientRoundSetup, HelperRoundSetup, LocalState, ServerRoundSetup
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound

@@ -24,8 +24,7 @@ from tessera.protocols.machine import Left
 from tessera.rounds.client import ClientRound, NotStarted, TrainedModel
 from tessera.rounds.epochs.client import EpochClient
 from tessera.rounds.epochs.server import EpochServer
-from tessera.rounds.local_state import LocalState
-from tessera.rounds.role_setup import ClientRoundSetup, ServerParty, ServerRoundSetup
+from tessera.rounds.party import ClientRoundSetup, LocalState, ServerParty, ServerRoundSetup
 from tessera.rounds.server import RoundStopped, ServerRound
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound

@@ -29,9 +29,8 @@ from tessera.rounds.course import (
     client_role,
 )
 from tessera.rounds.events import RoundAbort, RoundFinished
-from tessera.rounds.role_setup import ClientRoundSetup, ServerParty
+from tessera.rounds.party import ClientRoundSetup, ServerModel, ServerParty
 from tessera.rounds.schemes import SCHEMES
-from tessera.rounds.server_model import ServerModel
 from tessera.simulation.faults import Drop, random_dropouts
 from tessera.simulation.simulator import Simulator
 from tessera.simulation.subcohort import between_messages

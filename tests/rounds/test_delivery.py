@@ -8,8 +8,7 @@ import numpy as np
 
 from rounds.population import DENSE, plan
 from tessera.ids import RoundId
-from tessera.learning.tables.spec import TableSpec, Uniform
-from tessera.learning.tables.table import LazyTable
+from tessera.learning.tables.table import LazyTable, TableSpec, Uniform
 from tessera.rounds.delivery import SentModel
 
 HUGE = 1 << 39

@@ -16,7 +16,7 @@ from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart
 from tessera.plan import Plan, UpdatePlan
 from tessera.protocols.secagg.phases import StageSum, TableSum
 from tessera.rounds import encode, select
-from tessera.rounds.words import whole_words
+from tessera.rounds.messages import whole_words
 
 COINS = Secret(bytes(range(32)))
 ROWS = np.array([2, 3, 40], dtype=np.uint64)

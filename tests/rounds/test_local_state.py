@@ -16,7 +16,7 @@ from tessera.errors import ConfigError
 from tessera.ids import ClientId
 from tessera.plan import Sharing
 from tessera.privacy.index.response import LEVELS
-from tessera.rounds.local_state import LocalState, check_rows
+from tessera.rounds.party import LocalState, check_rows
 
 CHOICES = {
     "sharing": Sharing.PLAIN,

@@ -29,9 +29,14 @@ from tessera.protocols.secagg.transcript import NOTHING
 from tessera.rounds import delivery, select
 from tessera.rounds.client import ClientRound
 from tessera.rounds.ideal import IdealSum, TrustedParty
-from tessera.rounds.local_state import LocalState, check_rows
 from tessera.rounds.messages import Download, UnionOpened
-from tessera.rounds.role_setup import ClientRoundSetup, ServerParty, ServerRoundSetup
+from tessera.rounds.party import (
+    ClientRoundSetup,
+    LocalState,
+    ServerParty,
+    ServerRoundSetup,
+    check_rows,
+)
 from tessera.rounds.server import ServerRound
 from tessera.simulation.federation import run_ideal
 

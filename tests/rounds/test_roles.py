@@ -16,7 +16,7 @@ from tessera.ids import ClientId, RoundId
 from tessera.learning.tables.table import LazyTable
 from tessera.plan import Plan, Scheme
 from tessera.rounds.client import ClientRound
-from tessera.rounds.role_setup import ClientRoundSetup, ServerParty, ServerRoundSetup
+from tessera.rounds.party import ClientRoundSetup, ServerParty, ServerRoundSetup
 from tessera.rounds.server import ServerRound
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound

@@ -25,7 +25,7 @@ from tessera.rounds import encode
 from tessera.rounds.client import ClientRound
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.messages import UnionOpened, most_union_bytes
-from tessera.rounds.role_setup import ClientRoundSetup
+from tessera.rounds.party import ClientRoundSetup
 from tessera.simulation.faults import Drop, random_dropouts
 from tessera.simulation.views import Views
 

@@ -24,8 +24,7 @@ from tessera.report.sections import costs, safety, summary
 from tessera.rounds import schemes
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.forecast.forecast import identification_forecast
-from tessera.rounds.phases import CATEGORIES
-from tessera.rounds.schemes import SCHEMES, Knowledge, SchemeEntry
+from tessera.rounds.schemes import CATEGORIES, SCHEMES, Knowledge, SchemeEntry
 from tessera.tasks import Task, load
 
 EVERY = [pytest.param(entry, id=entry.name) for entry in SCHEMES.values()]

@@ -21,8 +21,8 @@ from tessera.privacy.dp.mechanism import GaussianNoise
 from tessera.rounds.cohorts import Cohorts, SecretCohorts, cohorts_of
 from tessera.rounds.course import Course
 from tessera.rounds.events import RoundAbort, RoundFinished, RoundStarted
+from tessera.rounds.messages import RoundResult
 from tessera.rounds.noise import noise_of
-from tessera.rounds.words import RoundResult
 from tessera.services.bundle import check_deployable
 from tessera.simulation.faults import Drop
 from tessera.simulation.views import Views

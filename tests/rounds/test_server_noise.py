@@ -28,7 +28,7 @@ from tessera.rounds.clipped_vector import noise_stream
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.noise import ServerNoise, noise_of
-from tessera.rounds.role_setup import ServerParty, ServerRoundSetup
+from tessera.rounds.party import ServerParty, ServerRoundSetup
 from tessera.rounds.root import draw_root
 from tessera.simulation.faults import Drop
 

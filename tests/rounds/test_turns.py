@@ -17,7 +17,7 @@ from tessera.ids import SERVER, ClientId, RoundId
 from tessera.plan import Plan
 from tessera.rounds.client import ClientRound
 from tessera.rounds.messages import Download, UnionOpened
-from tessera.rounds.role_setup import ClientRoundSetup
+from tessera.rounds.party import ClientRoundSetup
 from tessera.simulation.faults import Delay
 from tessera.simulation.views import Views
 

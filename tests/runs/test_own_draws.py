@@ -20,14 +20,13 @@ from own_secrets import secret_of
 from runs import raters
 from tessera import simulate, tasks
 from tessera.crypto.entropy import RootedEntropy, ScriptedEntropy
-from tessera.data.examples import LABEL, ClientData, Examples
-from tessera.data.negatives import SecretOf, draw
+from tessera.data.examples import LABEL, ClientData, Examples, SecretOf, draw
 from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError
 from tessera.plan import GroupsPlan, Plan, SimulationPlan, TaskPlan
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import MemoryPeriods
-from tessera.rounds.local_state import LocalState
+from tessera.rounds.party import LocalState
 from tessera.runs.central import CentralTraining
 from tessera.runs.description import digest_of
 from tessera.runs.folder import CHECKPOINT, ROOT
@@ -295,9 +294,9 @@ NOBODYS: Final = {
     "simulation/population.py": "made-up rows and updates of clients without data",
     "simulation/simulator.py": "a test's order of messages",
     "rounds/cohorts.py": "cohorts: public by design",
-    "rounds/epochs/course.py": "the order of invitations: public by design",
+    "rounds/epochs/server.py": "the order of invitations: public by design",
     "rounds/forecast/epochs.py": "invitations of a forecast, by numbers of members",
-    "rounds/forecast/secagg.py": "rows to count bytes with",
+    "rounds/forecast/traffic.py": "rows to count bytes with",
     "learning/models/classifiers.py": "first values of shared parameters",
     "learning/models/din.py": "first values of shared parameters",
     "learning/models/factorization.py": "first values of shared parameters",

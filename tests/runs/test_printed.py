@@ -30,8 +30,8 @@ from tessera.plan import DPPlan, Plan, TaskPlan, Trust
 from tessera.privacy.dp.guarantee import Observer, Unit
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.dp.subjects import Printed
+from tessera.rounds.messages import RoundResult
 from tessera.rounds.noise import noise_of
-from tessera.rounds.words import RoundResult
 from tessera.runs.client_training import noisy_steps
 from tessera.runs.folder import RunFolder
 from tessera.runs.training import Training, complete

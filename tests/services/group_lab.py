@@ -28,12 +28,10 @@ from tessera.learning.tables.table import LazyTable
 from tessera.plan import Plan
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import PeriodStore
-from tessera.protocols.epochs.chain import EpochKind
 from tessera.protocols.epochs.group import FixedGroup, Leaf
-from tessera.protocols.epochs.messages import Delivery
+from tessera.protocols.epochs.messages import Delivery, EpochKind
 from tessera.protocols.membership.proof import CheckedGroup
-from tessera.rounds.local_state import LocalState
-from tessera.rounds.server_model import ServerModel
+from tessera.rounds.party import LocalState, ServerModel
 from tessera.services.client import MakeLocal, Train, TrainingResult
 from tessera.services.group_client import GroupClientService
 from tessera.services.group_leader import EpochPlace, GroupLeaderService, epochs_in

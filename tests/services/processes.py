@@ -30,8 +30,8 @@ from tessera.protocols.epochs.messages import Delivery
 from tessera.rounds import schemes
 from tessera.services.bundle import Bundle
 from tessera.services.http import FIRST, RECEIVED, REFUSED, requests
+from tessera.services.http.dialer import VISIT
 from tessera.services.http.requests import SENDER, SESSION
-from tessera.services.http.visitor import VISIT
 from tessera.services.journal import NAME
 from tessera.services.link import Numbered, party_of
 

@@ -26,9 +26,7 @@ from tessera.plan import Plan
 from tessera.rounds import schemes
 from tessera.rounds.attendance import registered
 from tessera.rounds.cohorts import cohorts_of
-from tessera.rounds.local_state import LocalState
-from tessera.rounds.role_setup import ServerParty
-from tessera.rounds.server_model import ServerModel
+from tessera.rounds.party import LocalState, ServerModel, ServerParty
 from tessera.services.client import ClientService, TrainingResult
 from tessera.services.dialing_party import DialingParty
 from tessera.services.helper import HelperService

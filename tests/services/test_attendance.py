@@ -181,7 +181,7 @@ def test_another_schedule_is_refused_on_resuming(tmp_path: Path) -> None:
 
 
 def lab_party(lab: Lab):
-    from tessera.rounds.role_setup import ServerParty
+    from tessera.rounds.party import ServerParty
 
     return ServerParty(entropy=lab.entropy())
 

@@ -19,7 +19,7 @@ from tessera.data.examples import LABEL, Examples
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
 from tessera.plan import GroupsPlan, Plan, Scheme, SimulationPlan, TaskPlan, UnionPlan
-from tessera.rounds.server_model import ServerModel
+from tessera.rounds.party import ServerModel
 from tessera.services.bundle import Bundle, pack_task
 from tessera.services.client import MakeLocal, Train
 from tessera.services.group_leader import BEFORE_NOW

@@ -21,7 +21,7 @@ from services.processes import SCRIPT, Deployment
 from services.test_services import Killer
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.ids import SERVER
-from tessera.protocols.epochs.chain import EpochKind
+from tessera.protocols.epochs.messages import EpochKind
 from tessera.services.deployment import open_leader
 from tessera.services.group_leader import GroupLeaderService, epochs_in
 from tessera.services.keyring import Keyring

@@ -23,7 +23,7 @@ from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.tables.submodel import TablePart
 from tessera.protocols.epochs.messages import Delivery, Fetch
 from tessera.protocols.machine import RoundOutcome, RoundOver
-from tessera.rounds.epochs.messages import EpochWork
+from tessera.rounds.epochs.group import EpochWork
 from tessera.services import group_leader
 from tessera.services.group_client import AHEAD_SINCE, LONGEST_AHEAD, GroupClientService
 from tessera.services.group_leader import NOT_COME

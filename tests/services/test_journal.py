@@ -24,7 +24,7 @@ from tessera.privacy.dp.guarantee import Adjacency, Observer, Trust, Unit
 from tessera.privacy.dp.mechanism import FixedSizeNoise, GaussianNoise, PureLevel, Unseen
 from tessera.privacy.index.period import MemoryPeriods, freeze
 from tessera.privacy.index.response import IndexPrivacy
-from tessera.rounds.local_state import LocalState
+from tessera.rounds.party import LocalState
 from tessera.services.journal import NAME, Journal, JournalFailed
 from tessera.services.journal_stores import (
     JournalPeriods,

@@ -22,7 +22,7 @@ from tessera.ids import HELPER, ClientId, RoundId
 from tessera.learning.tables.submodel import ModelUpdate, Submodel
 from tessera.plan import DPPlan, Trust, TwoServerPlan
 from tessera.protocols.machine import RoundOutcome
-from tessera.rounds.words import RoundResult
+from tessera.rounds.messages import RoundResult
 from tessera.services.client import TrainingResult
 from tessera.services.link import LinkStanding
 

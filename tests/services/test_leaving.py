@@ -14,7 +14,7 @@ from services.group_lab import GroupLab, grouped
 from services.service_lab import Killed
 from tessera import wire
 from tessera.ids import SERVER, ClientId
-from tessera.protocols.epochs import chain
+from tessera.protocols.epochs import messages
 from tessera.protocols.epochs.messages import Leave
 from tessera.protocols.epochs.server import LEFT
 from tessera.rounds import select
@@ -63,7 +63,7 @@ def opened(run: GroupLab, member: Any, key: Any) -> set[int]:
     keys = tuple(entry.mask_key for entry in at.last.entries)
     ring, length = at.link.header.ring, at.link.header.length
     total = at.total.copy()
-    ring.iadd(total, chain.masked(ring.zeros(length), at.link, group, member, key, keys))
+    ring.iadd(total, messages.masked(ring.zeros(length), at.link, group, member, key, keys))
     plan = run.plan.group_plan
     decoded = plan.union_encoding(at.link.header.epoch).decode(total)
     if decoded.residual:

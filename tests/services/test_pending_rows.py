@@ -26,8 +26,8 @@ from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.machine import RoundOutcome, RoundOver
 from tessera.rounds.client import AwaitingModel, TrainedModel
 from tessera.rounds.events import RoundFinished
-from tessera.rounds.local_state import LocalState, Word
 from tessera.rounds.messages import Download
+from tessera.rounds.party import LocalState, Word
 from tessera.runs.client_training import Trainer
 from tessera.runs.training import Training, complete
 from tessera.services.client import ClientService, TrainingResult

@@ -22,12 +22,12 @@ from tessera.errors import ConfigError
 from tessera.ids import SERVER, ClientId
 from tessera.plan import ServicePlan
 from tessera.protocols.epochs.messages import ComeBack
-from tessera.rounds.epochs.messages import EpochWork
+from tessera.rounds.epochs.group import EpochWork
 from tessera.services.group_client import LeftGroup
 from tessera.services.group_commit import GroupCommit
+from tessera.services.http.dialer import Visitor
 from tessera.services.http.groups import GroupApp, GroupConductor
 from tessera.services.http.requests import RefusedRequest, SignedRequest
-from tessera.services.http.visitor import Visitor
 from tessera.services.journal import Moment
 from tessera.services.logs import JsonLog
 
@@ -225,7 +225,7 @@ def test_a_client_without_budget_declines_for_good(
     def spent(*_: Any) -> None:
         raise ConfigError("no budget is left")
 
-    monkeypatch.setattr("tessera.rounds.epochs.work.MemberWork.charge", spent)
+    monkeypatch.setattr("tessera.rounds.epochs.client.MemberWork.charge", spent)
     with pytest.raises(LeftGroup, match="no budget is left"):
         asyncio.run(Direct(lab, client).run())
     lab.restart(client)

@@ -38,16 +38,16 @@ from tessera.protocols.two_server.key_period import KeyPeriod, MemoryStore
 from tessera.protocols.two_server.params import Servers
 from tessera.rounds import schemes
 from tessera.rounds.course import client_role, helper_role, server_role
-from tessera.rounds.local_state import LocalState
-from tessera.rounds.role_setup import (
+from tessera.rounds.messages import RoundResult
+from tessera.rounds.party import (
     ClientRoundSetup,
     HelperParty,
     HelperRoundSetup,
+    LocalState,
     ServerParty,
     ServerRoundSetup,
     StoredRole,
 )
-from tessera.rounds.words import RoundResult
 from tessera.services import journal_stores
 from tessera.simulation.two_server import TwoServerSetup
 

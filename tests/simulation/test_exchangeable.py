@@ -22,7 +22,7 @@ from tessera.learning.tables.table import LazyTable
 from tessera.plan import Plan
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.rounds.cohorts import cohorts_of
-from tessera.rounds.local_state import LocalState
+from tessera.rounds.party import LocalState
 from tessera.simulation.epochs import federation_for
 from tessera.simulation.faults import Drop
 from tessera.simulation.subcohort import Participant, one_by_one

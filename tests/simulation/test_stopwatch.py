@@ -30,8 +30,7 @@ from tessera.protocols.machine import RoundOver
 from tessera.protocols.secagg.params import Threat
 from tessera.rounds import schemes
 from tessera.rounds.events import PhaseClosed, RoundFinished
-from tessera.rounds.phases import CATEGORIES
-from tessera.rounds.schemes import SCHEMES
+from tessera.rounds.schemes import CATEGORIES, SCHEMES
 from tessera.simulation import population
 from tessera.simulation.federation import Federation
 from tessera.simulation.subcohort import Counted, Stopwatch

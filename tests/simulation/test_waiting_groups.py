@@ -17,7 +17,7 @@ from tessera.errors import ConfigError, MisuseError
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.tables.table import LazyTable
 from tessera.plan import SimulationPlan
-from tessera.protocols.epochs.chain import EpochKind
+from tessera.protocols.epochs.messages import EpochKind
 from tessera.rounds.epochs.client import EpochClient, EpochClientSetup
 from tessera.rounds.epochs.group import MemoryVectors
 from tessera.rounds.epochs.server import EpochServer, EpochServerSetup

@@ -39,8 +39,8 @@ from tessera.errors import (
     WireError,
 )
 from tessera.ids import HELPER, SERVER, ClientId
-from tessera.protocols.epochs.chain import MAX_VECTOR_BYTES, EpochHeader
 from tessera.protocols.epochs.group import FixedGroup, Leaf
+from tessera.protocols.epochs.messages import MAX_VECTOR_BYTES, EpochHeader
 from tessera.protocols.machine import REASON, Left
 from tessera.protocols.membership.snapshot import MAX_SNAPSHOTS, ClientSnapshot
 from tessera.protocols.secagg.messages import MaskedInput, NextStage, SurvivorList

@@ -24,7 +24,7 @@ from tessera.ids import ClientId, RoundId
 from tessera.plan import Plan
 from tessera.protocols.plain import PlainInput, SparsePlainInput
 from tessera.protocols.two_server.messages import Purpose
-from tessera.rounds.rows import Shown
+from tessera.rounds.select import Shown
 
 Seen = TypeVar("Seen")
 SeenIn = TypeVar("SeenIn", contravariant=True)

@@ -20,11 +20,10 @@ from tessera.ids import ClientId, RoundId, StageId
 from tessera.learning.compression import signed
 from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
-from tessera.protocols.epochs.chain import EpochHeader, EpochKind
-from tessera.protocols.epochs.messages import Assignment, Delivery
+from tessera.protocols.epochs.messages import Assignment, Delivery, EpochHeader, EpochKind
 from tessera.protocols.secagg.phases import StageSum
 from tessera.rounds.encode import UpdateLayout
-from tessera.rounds.epochs.messages import EpochWork
+from tessera.rounds.epochs.group import EpochWork
 from tessera.rounds.messages import Download, UnionOpened
 from tessera.simulation.views import ViewEntry
 from tessera.wire.index_set import client_array

@@ -20,7 +20,7 @@ from tessera.ids import ClientId
 from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
 from tessera.protocols.plain import PlainInput, PlainRows, SparsePlainInput
-from tessera.rounds.words import whole_tables
+from tessera.rounds.messages import whole_tables
 
 SELECTED_READ: Final = "places selected: read by the server"
 READ: Final = "in the clear: a client's rows, read by the server"

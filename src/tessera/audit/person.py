@@ -25,7 +25,7 @@ from tessera.ids import ClientId, RoundId
 from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
 from tessera.privacy.index.posterior import DIGITS, IDENTIFIED, Floats, chance_of_guess
-from tessera.rounds.rows import Shown
+from tessera.rounds.select import Shown
 from tessera.simulation.views import ViewEntry
 
 

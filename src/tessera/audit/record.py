@@ -46,7 +46,7 @@ from tessera.rounds import schemes
 from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.delivery import model_digest, row_digests
 from tessera.rounds.messages import Download, UnionOpened
-from tessera.rounds.rows import Shown
+from tessera.rounds.select import Shown
 from tessera.runs.folder import HELPER_KEY, TRUTH, VIEWS, RunFolder
 from tessera.simulation import views
 from tessera.simulation.views import ViewEntry

@@ -24,7 +24,7 @@ from tessera.audit.two_server import KeyPeriodLists, TwoServerAttacks
 from tessera.audit.two_server_view import EITHER
 from tessera.audit.unmasking import KeptShares, LoneRows
 from tessera.audit.values import with_knowledge
-from tessera.rounds.rows import Shown
+from tessera.rounds.select import Shown
 from tessera.runs.folder import RunFolder
 
 PAIRS: Final = "pairs"

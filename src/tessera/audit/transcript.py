@@ -23,7 +23,7 @@ from tessera.learning.compression import signed
 from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
 from tessera.rounds import schemes
-from tessera.rounds.words import whole_tables
+from tessera.rounds.messages import whole_tables
 
 Bits = npt.NDArray[np.bool_]
 Labels = npt.NDArray[np.int64]

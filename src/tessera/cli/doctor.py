@@ -28,8 +28,8 @@ from rich.text import Text
 from tessera.cli.format import SLOWER, AsJson
 from tessera.crypto import dpf, kernel
 from tessera.crypto.cuckoo import Layout, SimpleTable, bins_for
+from tessera.crypto.dpf import Values
 from tessera.crypto.entropy import SystemEntropy
-from tessera.crypto.forest import Values
 from tessera.crypto.kernel import REFERENCE
 from tessera.crypto.ring import Ring
 from tessera.errors import __version__

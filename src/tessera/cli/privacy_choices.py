@@ -26,8 +26,7 @@ from tessera.plan import (
     Unit,
     UpdatePlan,
 )
-from tessera.protocols.secagg.graph import fewest_members
-from tessera.protocols.secagg.params import GraphKind
+from tessera.protocols.secagg.params import GraphKind, fewest_members
 from tessera.report.numbers import rounded, share, size
 from tessera.report.terminal import table
 from tessera.rounds import schemes

@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto import kernel
-from tessera.crypto.dpf import ServerKeys
-from tessera.crypto.forest import Forest, Values
+from tessera.crypto.dpf import Forest, ServerKeys, Values
 from tessera.crypto.group import Words
 from tessera.crypto.hashing import MAX_CELLS, HashKey, Ids, positions
 from tessera.crypto.kernel.points import ROW_ALIGNMENT

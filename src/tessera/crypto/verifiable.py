@@ -26,8 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto import kernel
-from tessera.crypto.dpf import KeyPair, ServerKeys
-from tessera.crypto.forest import Forest
+from tessera.crypto.dpf import Forest, KeyPair, ServerKeys
 from tessera.crypto.kernel.points import TAG_BYTES
 from tessera.crypto.kernel.trees import Bytes, RowSpace
 from tessera.crypto.prg import Label, Stream

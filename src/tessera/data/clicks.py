@@ -238,7 +238,7 @@ def with_negatives(
 ) -> Sampled:
     """Beside every interaction, places for `each` items that its user does not have, not clicked.
 
-    The item there is NONE until each client draws its own (`data/negatives.py`), evenly from the
+    The item there is NONE until each client draws its own (`data/examples.py`), evenly from the
     catalogue. Without one, those of the training part are drawn from the items that occur there and
     those of the test part likewise: if all were drawn from both, an item that was clicked once in
     training would come up in the test as a negative only, and a model could learn to tell that.

@@ -16,7 +16,7 @@ becomes of them is decided where people are protected.
 
 What was cold or fell together is counted among the facts. A click is a label of 1, or a value of at
 least `threshold`. Without a label every line is a click, and clients draw negatives beside them
-(`data/negatives.py`); with `negatives` 0 they draw none, for a softmax over what comes next.
+(`data/examples.py`); with `negatives` 0 they draw none, for a softmax over what comes next.
 """
 
 from __future__ import annotations

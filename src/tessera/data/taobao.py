@@ -6,7 +6,7 @@ bought. Nobody wrote down what was shown and left alone, so a click has to be de
 - `opened` (the default): the first thing a user does with an item is a click; beside it stand
   items that this user does not have, drawn evenly from those of the same part (training or
   test), which are not. The list of items and their categories is public, and every client draws
-  them itself (`data/negatives.py`). The history tells them apart: users come back to categories.
+  them itself (`data/examples.py`). The history tells them apart: users come back to categories.
 - `wanted`: every event is an example; cart, favourite and buy are clicks, a look is not. The
   history holds the items wanted before. Nothing is drawn, but nine events in ten are looks.
 

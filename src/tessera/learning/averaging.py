@@ -33,9 +33,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.tables.spec import TableSpec, Zeros
 from tessera.learning.tables.submodel import Counts, Floats, Ids
-from tessera.learning.tables.table import LazyTable, StoredTable
+from tessera.learning.tables.table import LazyTable, StoredTable, TableSpec, Zeros
 from tessera.learning.training.settings import spelt_out
 
 Optimizer: TypeAlias = Literal["plain", "momentum", "adaptive", "adam", "sum"]

@@ -14,9 +14,16 @@ from torch import Tensor, nn
 
 from tessera.data.examples import NONE, Examples
 from tessera.errors import ConfigError, MisuseError, closest
-from tessera.learning.tables.spec import DerivedMap, Given, Rule, TableSpec
 from tessera.learning.tables.submodel import Floats, Ids, distinct
-from tessera.learning.tables.table import DenseTable, LazyTable, StoredTable
+from tessera.learning.tables.table import (
+    DenseTable,
+    DerivedMap,
+    Given,
+    LazyTable,
+    Rule,
+    StoredTable,
+    TableSpec,
+)
 
 # --- declaration ----------------------------------------------------------------------------------
 #

@@ -37,7 +37,7 @@ from tessera.learning.bound_model import (
     Table,
 )
 from tessera.learning.softmax import Softmax
-from tessera.learning.tables.spec import Given
+from tessera.learning.tables.table import Given
 
 # --- module check ---------------------------------------------------------------------------------
 #

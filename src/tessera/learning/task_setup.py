@@ -16,8 +16,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tessera.data.examples import LABEL, ClientData, Examples
-from tessera.data.negatives import SecretOf
+from tessera.data.examples import LABEL, ClientData, Examples, SecretOf
 from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError
 from tessera.learning.models.features import FEATURES

@@ -40,20 +40,19 @@ from tessera.protocols.secagg.params import MAX_TABLES
 from tessera.protocols.secagg.phases import MAX_SUM_BYTES
 from tessera.protocols.secagg.states import Reveal
 from tessera.rounds import delivery, encode, select
-from tessera.rounds.local_state import Word
 from tessera.rounds.messages import (
     FROM_SERVER,
     Download,
     RowsByTable,
+    RowWords,
     UnionOpened,
 )
+from tessera.rounds.party import ClientRoundSetup, Word
 from tessera.rounds.resolve import resolve
-from tessera.rounds.role_setup import ClientRoundSetup
 from tessera.rounds.root import ClientEntropy, StoredRoot, draw_root
 from tessera.rounds.select import Selection
 from tessera.rounds.sums import SumClient
 from tessera.rounds.training_client import TrainingClient, TrainingOutput
-from tessera.rounds.words import RowWords
 from tessera.wire.stored import ByDigest, Inner, Kept
 
 Sum = Annotated[SumClient, Inner("sum")]

@@ -31,9 +31,9 @@ from tessera.privacy.index.period import AnotherGroup, PeriodStore
 from tessera.privacy.index.response import IndexPrivacy
 from tessera.rounds import schemes
 from tessera.rounds.attendance import Place
+from tessera.rounds.messages import RoundResult
 from tessera.rounds.schedule import Schedule
 from tessera.rounds.sums import Split
-from tessera.rounds.words import RoundResult
 
 if TYPE_CHECKING:
     from tessera.tasks import Task

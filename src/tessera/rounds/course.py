@@ -27,24 +27,23 @@ from tessera.plan import Plan
 from tessera.rounds.client import ClientRound
 from tessera.rounds.cohorts import Cohorts, Named, Unmasked
 from tessera.rounds.events import RoundAbort, RoundFinished, RoundStarted
-from tessera.rounds.messages import OUT_OF_BOUNDS
-from tessera.rounds.resolve import resolve
-from tessera.rounds.role_setup import (
+from tessera.rounds.messages import OUT_OF_BOUNDS, RoundResult, merged
+from tessera.rounds.party import (
     ClientRoundSetup,
     HelperParty,
     HelperRoundSetup,
+    ServerModel,
     ServerParty,
     ServerRoundSetup,
     StoredRole,
 )
+from tessera.rounds.resolve import resolve
 from tessera.rounds.schedule import Schedule
 from tessera.rounds.server import ServerRound
-from tessera.rounds.server_model import ServerModel
 from tessera.rounds.sums import Sum
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound
-from tessera.rounds.words import RoundResult, merged
 
 Evaluate = Callable[[RoundId], float | None]
 Commit = Callable[[RoundId, ServerModel], None]

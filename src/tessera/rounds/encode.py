@@ -31,8 +31,8 @@ from tessera.protocols.secagg.params import StageSpec
 from tessera.protocols.secagg.phases import StageSum, TableSum
 from tessera.protocols.secagg.unmask import surviving
 from tessera.rounds.clipped_vector import Asked, SumBounds, clipped_vector
+from tessera.rounds.messages import RoundResult, RowWords, whole_words
 from tessera.rounds.noise import noise_of
-from tessera.rounds.words import RoundResult, RowWords, whole_words
 from tessera.wire.index_set import client_array, client_set
 
 NOTHING: Final = "training gave nothing"

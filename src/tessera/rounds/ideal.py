@@ -35,8 +35,8 @@ from tessera.protocols.secagg.states import Reveal
 from tessera.protocols.secagg.transcript import Received
 from tessera.protocols.secagg.unmask import shrunk, surviving
 from tessera.rounds import schemes
+from tessera.rounds.messages import RowWords
 from tessera.rounds.sums import ClientSetup, ServerSetup, Sum, SumClient, SumServer
-from tessera.rounds.words import RowWords
 from tessera.wire.index_set import client_array, client_set
 from tessera.wire.stored import Kept
 

@@ -43,10 +43,10 @@ from tessera.rounds import schemes
 from tessera.rounds.clipped_vector import (
     SumBounds,
 )
-from tessera.rounds.rows import Rows
+from tessera.rounds.select import Rows
 
 if TYPE_CHECKING:
-    from tessera.rounds.words import RoundResult
+    from tessera.rounds.messages import RoundResult
 
 Values = npt.NDArray[np.float64]
 

@@ -55,7 +55,7 @@ from tessera.rounds.clipped_vector import (
 )
 
 if TYPE_CHECKING:
-    from tessera.rounds.words import RoundResult
+    from tessera.rounds.messages import RoundResult
 
 from tessera.rounds.no_noise import Figure, Noise, Values
 from tessera.rounds.noise_account import AddedNoise

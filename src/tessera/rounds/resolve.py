@@ -1,6 +1,6 @@
 """Resolve: a plan becomes an agreement of four objects, once; roles and engines ask these.
 
-Rows    which rows a client fetches and writes, and what that releases (`rows.py`)
+Rows    which rows a client fetches and writes, and what that releases (`select.py`)
 Sum     how updates are added up, and the roles that do it (`sums.py`)
 Noise   what is clipped, who adds noise to what, what is charged to whom (`noise.py`)
 Cohorts who is drawn, who is summed with whom, what a client insists on (`cohorts.py`)
@@ -19,7 +19,7 @@ from tessera.rounds import schemes
 from tessera.rounds.cohorts import CohortRule, cohorts_of
 from tessera.rounds.no_noise import Noise
 from tessera.rounds.noise import noise_of
-from tessera.rounds.rows import Rows
+from tessera.rounds.select import Rows
 from tessera.rounds.sums import Sum
 
 

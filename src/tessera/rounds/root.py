@@ -25,7 +25,7 @@ from tessera.wire.stored import Context
 if TYPE_CHECKING:
     from tessera.learning.bound_model import Candidates
 
-NAME: Final = "root"
+ROOT: Final = "root"
 """Under which a round that is woken may give a function that is told the root, for roles inside
 the same state that are read after it."""
 
@@ -45,8 +45,8 @@ class RootCodec(wire.Codec):
 
     def read(self, source: wire.Reader) -> RootedEntropy:
         root = RootedEntropy(wire.SECRET.read(source))
-        if isinstance(source.context, Context) and NAME in source.context.given:
-            source.context.given[NAME](root)
+        if isinstance(source.context, Context) and ROOT in source.context.given:
+            source.context.given[ROOT](root)
         return root
 
 

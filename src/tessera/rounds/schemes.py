@@ -4,6 +4,9 @@ A scheme is how updates are summed and how rows are chosen; phases, forecasts, a
 follow from these two. Beside them an entry has what nothing else could say: who learns what, and
 who must be honest. Everybody who asks "which scheme" asks here. To add one is an entry, and its
 roles; `tests/rounds/test_schemes.py` walks the table through every command and page.
+
+The phases of a round stand here too, in order, and what messages and phases are counted as: engines
+read in which of them a client can be missing, and what bytes and seconds are spent on.
 """
 
 from __future__ import annotations
@@ -16,9 +19,7 @@ from typing import Final
 from tessera.errors import ConfigError, MisuseError
 from tessera.plan import Plan, Scheme
 from tessera.plan.reference import texts_of
-from tessera.rounds import phases
-from tessera.rounds.phases import CostCategories, Phase
-from tessera.rounds.rows import (
+from tessera.rounds.select import (
     GroupRows,
     ListedRows,
     NamedRows,
@@ -30,6 +31,190 @@ from tessera.rounds.rows import (
 )
 from tessera.rounds.sums import GroupSum, MaskedSum, PlainSum, Sum
 from tessera.rounds.two_server.shared_sum import NarrowedSum, SharedSum
+
+KEYS: Final = "keys"
+UNION: Final = "union"
+CHOICE: Final = "choice"
+ROWS_DOWN: Final = "rows down"
+UPDATE: Final = "update"
+UNMASK: Final = "unmask"
+CATEGORIES: Final = (KEYS, UNION, CHOICE, ROWS_DOWN, UPDATE, UNMASK)
+"""Cost categories, in the order in which a round comes to them."""
+
+OVER: Final = "RoundOver"
+START: Final = "start"
+"""In place of a message: a client's first step answers none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One phase of a round, for the `visit`-th time from 0.
+
+    `dropouts`: a simulated client may drop out in it. `category` is what the servers' seconds up to
+    its end are spent on.
+    """
+
+    name: str
+    visit: int
+    category: str
+    dropouts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CostCategories:
+    """What is counted as what, by kind of message.
+
+    `answers` are a client's seconds, which are known by the message that it answers. Both sums of a
+    round with a union send the same kinds: before it is opened they are the union's.
+    """
+
+    messages: Mapping[str, str]
+    answers: Mapping[str, str]
+
+    def __add__(self, other: CostCategories) -> CostCategories:
+        return CostCategories(
+            MappingProxyType({**self.messages, **other.messages}),
+            MappingProxyType({**self.answers, **other.answers}),
+        )
+
+
+# --- one server, in the clear ---------------------------------------------------------------------
+
+
+def plain_phases(_: Plan) -> tuple[Phase, ...]:
+    """The whole model is sent to everybody, and comes back."""
+    return (Phase("collect", 0, UPDATE, dropouts=True),)
+
+
+def plain_row_phases(plan: Plan) -> tuple[Phase, ...]:
+    """Rows are named first, in the clear."""
+    return (Phase("reveal", 0, CHOICE, dropouts=True), *plain_phases(plan))
+
+
+PLAIN: Final = CostCategories(
+    messages=MappingProxyType(
+        {
+            "PlainRows": CHOICE,
+            "Download": ROWS_DOWN,
+            "PlainInput": UPDATE,
+            "SparsePlainInput": UPDATE,
+            OVER: UPDATE,
+        }
+    ),
+    answers=MappingProxyType({START: KEYS, "Download": UPDATE, OVER: UPDATE}),
+)
+
+# --- masked sums ----------------------------------------------------------------------------------
+
+
+def masked_phases(plan: Plan) -> tuple[Phase, ...]:
+    """Keys, then the sum."""
+    return (*_masked_keys(dropouts=True), *_masked_update(plan, 0))
+
+
+def masked_row_phases(plan: Plan) -> tuple[Phase, ...]:
+    """Keys once, then the sum of the union, the rows that are named, and the sum of updates."""
+    return (
+        *_masked_keys(dropouts=True),
+        *_masked_union(active=plan.security.signs, dropouts=True),
+        Phase("reveal", 0, CHOICE, dropouts=True),
+        *_masked_update(plan, 1),
+    )
+
+
+def _masked_keys(*, dropouts: bool) -> list[Phase]:
+    return [Phase(name, 0, KEYS, dropouts) for name in ("advertise", "share")]
+
+
+def _masked_union(*, active: bool, dropouts: bool) -> list[Phase]:
+    names = ("collect", "consistency", "unmask") if active else ("collect", "unmask")
+    return [Phase(name, 0, UNION, dropouts) for name in names]
+
+
+def _masked_update(plan: Plan, visit: int) -> list[Phase]:
+    names = plan.security.after_collect
+    after = [Phase(name, visit, UNMASK, dropouts=True) for name in names]
+    return [Phase("collect", visit, UPDATE, dropouts=True), *after]
+
+
+MASKED: Final = CostCategories(
+    messages=MappingProxyType(
+        {
+            "Advert": KEYS,
+            "Roster": KEYS,
+            "ShareBoxes": KEYS,
+            "ForwardedShares": KEYS,
+            "UnionOpened": UNION,
+            "NextStage": UNION,
+            "RevealedSet": CHOICE,
+            "RowGroups": CHOICE,
+            "Download": ROWS_DOWN,
+            "MaskedInput": UPDATE,
+            OVER: UPDATE,
+            "SurvivorList": UNMASK,
+            "ConsistencySignature": UNMASK,
+            "ConsistencyProof": UNMASK,
+            "RevealedShares": UNMASK,
+            # Fixed groups that wait.
+            "Deposit": KEYS,
+            "Leave": KEYS,
+            "Fetch": ROWS_DOWN,
+            "Assignment": ROWS_DOWN,
+            "EpochWork": ROWS_DOWN,
+            "ComeBack": ROWS_DOWN,
+            "Delivery": UPDATE,
+        }
+    ),
+    answers=MappingProxyType(
+        {
+            START: KEYS,
+            "Roster": KEYS,
+            "ForwardedShares": UNION,  # opens its shares, then masks its part of the union
+            "UnionOpened": CHOICE,
+            "NextStage": CHOICE,
+            "Download": UPDATE,
+            "RowGroups": UPDATE,
+            OVER: UPDATE,
+            "SurvivorList": UNMASK,
+            "ConsistencyProof": UNMASK,
+            "Assignment": UPDATE,
+            "EpochWork": UPDATE,
+            "ComeBack": UPDATE,
+        }
+    ),
+)
+
+# --- two servers ----------------------------------------------------------------------------------
+
+
+def two_server_phases(plan: Plan, collect: int = 0) -> tuple[Phase, ...]:
+    """Rows are read, then written; `collect` is the visit of the phase that collects reports."""
+    return (
+        Phase("handshake", 0, KEYS, dropouts=False),
+        Phase("query", 0, ROWS_DOWN, dropouts=True),
+        Phase("answer", 0, ROWS_DOWN, dropouts=False),
+        Phase("collect", collect, UPDATE, dropouts=True),
+        *(Phase(name, 0, UNMASK, dropouts=False) for name in plan.two_server.after_collect),
+    )
+
+
+def narrowed_phases(plan: Plan) -> tuple[Phase, ...]:
+    """A union first, always summed in the active setting."""
+    union = _masked_union(active=True, dropouts=False)
+    return (*_masked_keys(dropouts=False), *union, *two_server_phases(plan, collect=1))
+
+
+TWO_SERVER: Final = MASKED + CostCategories(
+    messages=MappingProxyType(
+        {
+            "SignedHeader": KEYS,
+            "Query": CHOICE,
+            "QueryAnswers": ROWS_DOWN,
+            "WriteReport": UPDATE,
+        }
+    ),
+    answers=MappingProxyType({"SignedHeader": CHOICE, "QueryAnswers": ROWS_DOWN}),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +332,8 @@ _ENTRIES: Final = (
         title="full model, plain",
         sum=PlainSum(),
         rows=Rows(),
-        phases=phases.plain_phases,
-        costs=phases.PLAIN,
+        phases=plain_phases,
+        costs=PLAIN,
         knowledge=Knowledge(
             server="Every client's whole update, by name: the rows that changed are the rows of "
             "its data, and examples can often be reconstructed from updates. Its number of "
@@ -164,8 +349,8 @@ _ENTRIES: Final = (
         title="submodel, plain",
         sum=PlainSum(),
         rows=NamedRows(),
-        phases=phases.plain_row_phases,
-        costs=phases.PLAIN,
+        phases=plain_row_phases,
+        costs=PLAIN,
         knowledge=Knowledge(
             server="Every client's exact set of rows, by name; its update of each, and the number "
             "of examples behind it.",
@@ -180,8 +365,8 @@ _ENTRIES: Final = (
         title="full model, secure",
         sum=MaskedSum(),
         rows=Rows(),
-        phases=phases.masked_phases,
-        costs=phases.MASKED,
+        phases=masked_phases,
+        costs=MASKED,
         knowledge=Knowledge(
             server="The sum over the survivors, hence which rows changed in the cohort; not whose "
             "in one round, but over several, when cohorts are drawn anew. Who took part, who "
@@ -200,8 +385,8 @@ _ENTRIES: Final = (
         title="submodel, secure",
         sum=MaskedSum(),
         rows=RandomisedRows(),
-        phases=phases.masked_row_phases,
-        costs=phases.MASKED,
+        phases=masked_row_phases,
+        costs=MASKED,
         knowledge=Knowledge(
             server="The union of the rows of each fixed group (at cpp1 to cpp5: of the cohort), "
             "exactly. For each row its sum and count; that of a row with one holder is its exact "
@@ -225,8 +410,8 @@ _ENTRIES: Final = (
         title="submodel, two servers",
         sum=SharedSum(),
         rows=UnseenRows(),
-        phases=phases.two_server_phases,
-        costs=phases.TWO_SERVER,
+        phases=two_server_phases,
+        costs=TWO_SERVER,
         knowledge=Knowledge(
             server="Each server alone: who took part and who dropped out, and keys and shares that "
             "look random to it. Both, once the sum is opened: which rows anybody wrote, with sum "
@@ -255,7 +440,7 @@ LISTED: Final = replace(
     SCHEMES[Scheme.SECURE_SUBMODEL],
     title="listed rows, secure",
     rows=ListedRows(),
-    phases=phases.masked_phases,
+    phases=masked_phases,
     knowledge=replace(
         SCHEMES[Scheme.SECURE_FEDAVG].knowledge,
         server="The sum over the survivors on every row of a public list, and nothing of other "
@@ -299,7 +484,7 @@ NARROWED: Final = replace(
     SCHEMES[Scheme.TWO_SERVER],
     sum=NarrowedSum(),
     rows=NarrowedRows(),
-    phases=phases.narrowed_phases,
+    phases=narrowed_phases,
     knowledge=replace(
         SCHEMES[Scheme.TWO_SERVER].knowledge,
         plan=f"each of them exactly which rows the cohort has, decoys among them; {_OPENED}",

@@ -35,12 +35,11 @@ from tessera.protocols.secagg.phases import StageSum, StageSums
 from tessera.protocols.two_server.write.sums import NoiseSecrets
 from tessera.rounds import encode, schemes, select
 from tessera.rounds.delivery import SentModel
-from tessera.rounds.messages import Download, UnionOpened, farewells
+from tessera.rounds.messages import Download, RoundResult, UnionOpened, farewells
+from tessera.rounds.party import ServerRoundSetup
 from tessera.rounds.resolve import resolve
-from tessera.rounds.role_setup import ServerRoundSetup
 from tessera.rounds.root import StoredRoot, draw_root
 from tessera.rounds.sums import ServerSetup, SumServer
-from tessera.rounds.words import RoundResult
 from tessera.wire.stored import ByDigest, Inner, Kept
 
 SumRole = Annotated[SumServer, Inner("sum")]

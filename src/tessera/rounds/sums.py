@@ -36,9 +36,8 @@ from tessera.protocols.secagg.phases import StageSum
 from tessera.protocols.secagg.server import SecAggServerSetup, Server
 from tessera.protocols.secagg.transcript import NothingSent, Received, SentDigests
 from tessera.rounds import delivery
-from tessera.rounds.messages import Download
-from tessera.rounds.rows import Rows, Shown
-from tessera.rounds.words import RowWords, union_words, whole_words
+from tessera.rounds.messages import Download, RowWords, union_words, whole_words
+from tessera.rounds.select import Rows, Shown
 from tessera.wire.stored import Kept
 
 T = TypeVar("T")

@@ -30,8 +30,8 @@ from tessera.protocols.machine import (
 from tessera.rounds import encode, schemes, select
 from tessera.rounds.encode import Clipped, UpdateWords
 from tessera.rounds.messages import UnionOpened, most_union_bytes
+from tessera.rounds.party import ClientRoundSetup
 from tessera.rounds.resolve import resolve
-from tessera.rounds.role_setup import ClientRoundSetup
 from tessera.rounds.root import coins_of
 from tessera.rounds.sums import SumClient
 from tessera.wire.stored import Kept

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tessera.crypto.forest import Forest
+from tessera.crypto.dpf import Forest
 from tessera.errors import __version__
 from tessera.plan import Plan
 from tessera.rounds import schemes
-from tessera.rounds.forecast.two_server import TwoServerTraffic
+from tessera.rounds.forecast.traffic import TwoServerTraffic
 
 if TYPE_CHECKING:
     from tessera.tasks import Task

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tessera.data.examples import LABEL, NONE, ClientData, Examples
-from tessera.data.negatives import SecretOf
+from tessera.data.examples import LABEL, NONE, ClientData, Examples, SecretOf
 from tessera.data.ratings import RatingData
 from tessera.data.sequences import SEEN, SequenceData
 from tessera.errors import ConfigError

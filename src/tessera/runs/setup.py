@@ -1,6 +1,6 @@
 """Set-up of a task before the first round: what clients draw for good, and a sum over all of them.
 
-Negatives are drawn first, where the data has places for them (`data/negatives.py`). The sum is a
+Negatives are drawn first, where the data has places for them (`data/examples.py`). The sum is a
 statistic that a task may need (`learning/task_setup.py`).
 
 Where a plan has noise per user, the sum has its share of the budget: a client's part is counted in
@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.entropy import Entropy
-from tessera.data.examples import ClientData
-from tessera.data.negatives import draw
+from tessera.data.examples import ClientData, draw
 from tessera.ids import ClientId
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.popularity import Popularity

@@ -25,16 +25,14 @@ import torch
 from tessera.crypto.entropy import Entropy, SystemEntropy
 from tessera.crypto.keys import Identity
 from tessera.crypto.secret import Secret
-from tessera.data.examples import ClientData, Examples
-from tessera.data.negatives import SecretOf, draw
+from tessera.data.examples import ClientData, Examples, SecretOf, draw
 from tessera.ids import ClientId, RoundId
 from tessera.learning.bound_model import BoundModel
 from tessera.learning.compression import Residual
 from tessera.learning.tables.own_rows import OwnRows
-from tessera.learning.tables.spec import TableSpec
 from tessera.learning.tables.store import ModelStore
 from tessera.learning.tables.submodel import Ids, ModelUpdate, Submodel, TablePart, TableUpdate
-from tessera.learning.tables.table import LazyTable, StoredTable
+from tessera.learning.tables.table import LazyTable, StoredTable, TableSpec
 from tessera.learning.training.jobs import HomeFitting, Job, Trainable
 from tessera.plan import Plan
 from tessera.plan.defaults import filled_in, with_defaults
@@ -43,8 +41,8 @@ from tessera.privacy.index.period import MemoryPeriods
 from tessera.rounds import schemes
 from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.events import Event, TrainingEnded
-from tessera.rounds.local_state import LocalState
 from tessera.rounds.noise import noise_of
+from tessera.rounds.party import LocalState
 from tessera.rounds.root import lasting_secret
 from tessera.runs.client_training import (
     ChosenLearner,

@@ -23,22 +23,24 @@ import numpy.typing as npt
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.errors import ConfigError, MisuseError
-from tessera.learning.tables.spec import (
+from tessera.learning.tables.submodel import Floats, read_npz
+from tessera.learning.tables.table import (
     ZEROS,
+    DenseTable,
     DerivedMap,
     Distribution,
     Given,
+    LazyTable,
     Normal,
+    StoredTable,
     TableSpec,
     Uniform,
     Zeros,
 )
-from tessera.learning.tables.submodel import Floats, read_npz
-from tessera.learning.tables.table import DenseTable, LazyTable, StoredTable
 from tessera.plan import Plan, ServicePlan
 from tessera.rounds.noise import noise_of
+from tessera.rounds.party import ServerModel
 from tessera.rounds.resolve import resolve
-from tessera.rounds.server_model import ServerModel
 from tessera.simulation import population
 
 VERSION: Final = 2

@@ -22,9 +22,8 @@ from tessera.privacy.index.period import PeriodStore
 from tessera.protocols.machine import Outbound, RoundOutcome
 from tessera.protocols.two_server.params import Servers
 from tessera.rounds.course import RoundClient, client_role
-from tessera.rounds.local_state import LocalState, Word
 from tessera.rounds.noise import noise_of
-from tessera.rounds.role_setup import ClientRoundSetup, StoredRole
+from tessera.rounds.party import ClientRoundSetup, LocalState, StoredRole, Word
 from tessera.services.dialing_party import DialingParty
 from tessera.services.journal import Journal
 from tessera.services.journal_stores import JournalPeriods, charges, load_local, save_local

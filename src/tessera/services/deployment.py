@@ -22,13 +22,12 @@ from tessera.privacy.index.groups import DrawnGroups
 from tessera.privacy.index.period import PeriodStore
 from tessera.protocols.membership.draw import void_before
 from tessera.protocols.two_server.collector import MemoryReplayGuard
-from tessera.protocols.two_server.read.row_tags import RowTagCache
+from tessera.protocols.two_server.read.client import RowTagCache
 from tessera.rounds import schemes
 from tessera.rounds.attendance import Place, registered
 from tessera.rounds.cohorts import cohorts_of
-from tessera.rounds.local_state import LocalState
 from tessera.rounds.noise import noise_of
-from tessera.rounds.role_setup import HelperKeys, HelperParty, ServerParty
+from tessera.rounds.party import HelperKeys, HelperParty, LocalState, ServerParty
 from tessera.runs.folder import write_owner_only
 from tessera.services.bundle import Bundle
 from tessera.services.client import ClientService, MakeLocal, Train, TrainingResult

@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 from tessera.errors import PeerError, RoundIsOver, ServerFault
 from tessera.ids import SERVER, Party, RoundId
 from tessera.protocols.machine import Outbound, RoundOutcome
-from tessera.rounds.role_setup import StoredRole
+from tessera.rounds.party import StoredRole
 from tessera.services.journal import OLD_COPY, Journal
 from tessera.services.journal_stores import entries, store_role, stored_role
 from tessera.services.link import ACCEPTED, Link, Links, LinkStanding, Numbered, OldCopy, name_of

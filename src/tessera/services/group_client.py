@@ -24,13 +24,13 @@ from tessera.ids import SERVER, ClientId, RoundId
 from tessera.learning.tables.submodel import Submodel
 from tessera.plan import Plan
 from tessera.privacy.dp.ledger import Ledger
-from tessera.protocols.epochs.chain import EpochHeader
+from tessera.protocols.epochs.messages import EpochHeader
 from tessera.protocols.machine import Outbound, Over
 from tessera.protocols.membership.proof import CheckedGroup
 from tessera.rounds.epochs.client import CutoffAhead, EpochClient, EpochClientSetup
-from tessera.rounds.epochs.messages import EpochWork
-from tessera.rounds.local_state import LocalState, Word
+from tessera.rounds.epochs.group import EpochWork
 from tessera.rounds.noise import noise_of
+from tessera.rounds.party import LocalState, Word
 from tessera.services.client import MakeLocal, Train, TrainingResult
 from tessera.services.dialing_party import ONLY
 from tessera.services.journal import LEFT_GROUP, Journal

@@ -31,14 +31,12 @@ from tessera.ids import SERVER, ClientId, Party, RoundId
 from tessera.learning.tables.store import ModelStore
 from tessera.plan import Plan
 from tessera.privacy.index.groups import DrawnGroups
-from tessera.protocols.epochs.chain import EpochKind
 from tessera.protocols.epochs.group import FixedGroup
-from tessera.protocols.epochs.messages import Delivery, Fetch
+from tessera.protocols.epochs.messages import Delivery, EpochKind, Fetch
 from tessera.protocols.machine import RoundOutcome, RoundOver
-from tessera.rounds.epochs.course import EpochCourse
-from tessera.rounds.epochs.server import EpochServer, EpochServerSetup
+from tessera.rounds.epochs.server import EpochCourse, EpochServer, EpochServerSetup
 from tessera.rounds.events import as_json
-from tessera.rounds.server_model import ServerModel
+from tessera.rounds.party import ServerModel
 from tessera.services.journal import NAME, RETIRED, Journal, outcome_text
 from tessera.services.journal_stores import store_role, stored_role
 from tessera.services.link import Links

@@ -17,8 +17,7 @@ from tessera.protocols.two_server.key_period import KeyPeriod
 from tessera.rounds.course import HelperCourse
 from tessera.rounds.noise import noise_of
 from tessera.rounds.noise_chain import NoiseChain
-from tessera.rounds.role_setup import HelperParty, StoredRole
-from tessera.rounds.server_model import ServerModel
+from tessera.rounds.party import HelperParty, ServerModel, StoredRole
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.services.dialing_party import DialingParty
 from tessera.services.journal import Journal

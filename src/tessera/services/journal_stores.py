@@ -47,8 +47,7 @@ from tessera.privacy.index.period import (
 from tessera.privacy.index.response import IndexPrivacy
 from tessera.protocols.two_server.key_period import Marked, OwnKeys, check_rising
 from tessera.rounds.attendance import Attendance
-from tessera.rounds.local_state import LocalState
-from tessera.rounds.role_setup import StoredRole
+from tessera.rounds.party import LocalState, StoredRole
 from tessera.rounds.root import lasting_secret
 from tessera.services.journal import Journal
 from tessera.services.link import Links

@@ -26,9 +26,8 @@ from tessera.rounds import schemes
 from tessera.rounds.course import Course, DrawnRound, PartOutcome, RoundPart, RoundServer
 from tessera.rounds.events import RoundAbort, RoundFinished, as_json
 from tessera.rounds.noise_chain import NoiseChain
-from tessera.rounds.role_setup import ServerParty
+from tessera.rounds.party import ServerModel, ServerParty
 from tessera.rounds.schedule import Schedule
-from tessera.rounds.server_model import ServerModel
 from tessera.rounds.two_server.leader import LeaderRound
 from tessera.services.journal import Journal, outcome_text
 from tessera.services.journal_stores import CHAIN, JournalKeys, entries, store_role, stored_role

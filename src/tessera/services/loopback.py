@@ -20,8 +20,8 @@ from tessera.crypto.entropy import Entropy
 from tessera.crypto.keys import identities
 from tessera.errors import MisuseError
 from tessera.ids import SERVER, ClientId, RoundId
-from tessera.protocols.epochs.chain import EpochKind
 from tessera.protocols.epochs.group import FixedGroup
+from tessera.protocols.epochs.messages import EpochKind
 from tessera.rounds.epochs.group import GroupEpochs
 from tessera.services.bundle import Bundle
 from tessera.services.group_leader import EpochPlace, epochs_in

@@ -15,8 +15,7 @@ import numpy as np
 from tessera import tasks
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.secret import Secret
-from tessera.data.examples import ClientData, Examples
-from tessera.data.negatives import draw_own
+from tessera.data.examples import ClientData, Examples, draw_own
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.tables.own_rows import first_rows
@@ -25,7 +24,7 @@ from tessera.learning.training.jobs import Trainable
 from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import PeriodStore
 from tessera.rounds.cohorts import cohorts_of
-from tessera.rounds.local_state import LocalState
+from tessera.rounds.party import LocalState
 from tessera.runs.client_training import ClientTraining, learner_of, own_rows, with_subjects
 from tessera.runs.training import complete
 from tessera.services.bundle import Bundle

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from tessera import wire
 from tessera.crypto import dpf
 from tessera.crypto.cuckoo import Layout, SimpleTable
+from tessera.crypto.dpf import Forest, Values
 from tessera.crypto.entropy import SystemEntropy
-from tessera.crypto.forest import Forest, Values
 from tessera.crypto.group import Group, Words
 from tessera.crypto.keys import AgreementKey, seal
 from tessera.crypto.prg import Label, Stream, accumulate
@@ -29,10 +29,10 @@ from tessera.plan import Plan
 from tessera.protocols.secagg import groups
 from tessera.protocols.secagg.messages import RowGroups, TableGroups
 from tessera.protocols.two_server.params import Read, TwoServerTable
-from tessera.protocols.two_server.read.row_tags import ROW_TAG_BYTES
+from tessera.protocols.two_server.read.client import ROW_TAG_BYTES
 from tessera.rounds import schemes
 from tessera.rounds.forecast import Forecast
-from tessera.rounds.forecast.secagg import some
+from tessera.rounds.forecast.traffic import some
 
 SAMPLE: Final = 8
 """Clients whose groups are formed to find out how long all of them take."""

@@ -26,29 +26,24 @@ from tessera.errors import ConfigError, WireError
 from tessera.ids import SERVER, ClientId, Party, RoundId
 from tessera.learning.tables.submodel import Ids, ModelUpdate, Submodel
 from tessera.plan import Crypto, Plan
-from tessera.protocols.epochs import chain
-from tessera.protocols.epochs.chain import EpochKind
+from tessera.protocols.epochs import messages
 from tessera.protocols.epochs.group import FixedGroup, Leaf
+from tessera.protocols.epochs.messages import EpochKind
 from tessera.protocols.machine import Outbound
 from tessera.rounds import schemes
 from tessera.rounds.cohorts import Cohorts, cohorts_of
 from tessera.rounds.cohorts import FixedGroup as Members
 from tessera.rounds.course import Evaluate
 from tessera.rounds.encode import UpdateLayout
-from tessera.rounds.epochs.client import EpochClient, EpochClientSetup
-from tessera.rounds.epochs.course import EpochCourse
-from tessera.rounds.epochs.group import Cutoffs, GroupEpochs, MemoryVectors, all_data
-from tessera.rounds.epochs.messages import PeriodRecord
-from tessera.rounds.epochs.server import EpochServer, EpochServerSetup
-from tessera.rounds.epochs.work import MemberWork
+from tessera.rounds.epochs.client import EpochClient, EpochClientSetup, MemberWork
+from tessera.rounds.epochs.group import Cutoffs, GroupEpochs, MemoryVectors, PeriodRecord, all_data
+from tessera.rounds.epochs.server import EpochCourse, EpochServer, EpochServerSetup
 from tessera.rounds.events import Event, RoundFinished, RoundStarted
-from tessera.rounds.local_state import Word
 from tessera.rounds.noise import noise_of
-from tessera.rounds.phases import CATEGORIES, KEYS, UNION
-from tessera.rounds.role_setup import ServerParty
+from tessera.rounds.party import ServerModel, ServerParty, Word
 from tessera.rounds.root import coins_of
+from tessera.rounds.schemes import CATEGORIES, KEYS, UNION
 from tessera.rounds.select import Selection
-from tessera.rounds.server_model import ServerModel
 from tessera.simulation.epochs_at_rest import (
     FederationAtRest,
     GroupAtRest,
@@ -124,7 +119,7 @@ class MemoryVisit(Visit):
         open_epoch = self.group.at.open
         assert open_epoch is not None
         group, epoch = self.group.group, open_epoch.header.epoch
-        return chain.coins(chain.fresh_root(self.entropy, group, self.work.me, epoch))
+        return messages.coins(messages.fresh_root(self.entropy, group, self.work.me, epoch))
 
     def offer_rows(self) -> None:
         assert self.group.at.open is not None

@@ -20,7 +20,7 @@ from tessera.learning.tables.submodel import TablePart
 from tessera.plan import Plan
 from tessera.protocols.epochs.group import MAX_GROUP, FixedGroup
 from tessera.rounds.epochs.group import Cutoffs, GroupEpochs, GroupProgress, MemoryVectors
-from tessera.rounds.local_state import LocalState
+from tessera.rounds.party import LocalState
 from tessera.simulation.subcohort import SimulatedRows
 from tessera.wire import stored
 from tessera.wire.stored import MAX_STATE_BYTES, ClientSet, Context, Owner

@@ -24,9 +24,8 @@ from tessera.errors import ConfigError, RoundAborted, RoundRefused, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
 from tessera.learning.averaging import Averaging
 from tessera.learning.popularity import Popularity
-from tessera.learning.tables.spec import DerivedMap
 from tessera.learning.tables.submodel import ModelUpdate, Submodel
-from tessera.learning.tables.table import StoredTable
+from tessera.learning.tables.table import DerivedMap, StoredTable
 from tessera.plan import Plan
 from tessera.protocols.machine import Outbound
 from tessera.protocols.two_server.key_period import MemoryStore
@@ -47,17 +46,15 @@ from tessera.rounds.course import (
 )
 from tessera.rounds.events import Event, PhaseClosed, RoundFinished
 from tessera.rounds.ideal import IdealSum, InMemory, TrustedParty
-from tessera.rounds.local_state import Word
+from tessera.rounds.messages import RoundResult
 from tessera.rounds.noise import noise_of
 from tessera.rounds.noise_chain import ChainsAtRest, ChainStore, check_same
+from tessera.rounds.party import ClientRoundSetup, ServerModel, ServerParty, Word
 from tessera.rounds.resolve import resolve
-from tessera.rounds.role_setup import ClientRoundSetup, ServerParty
 from tessera.rounds.root import simulated_coins
-from tessera.rounds.server_model import ServerModel
 from tessera.rounds.sums import Sum
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.ideal import IdealSharedSum
-from tessera.rounds.words import RoundResult
 from tessera.simulation.faults import Drop, Dropout, Fault, FaultScript, dropouts
 from tessera.simulation.simulator import FINISHED, PhaseEnd, Simulator
 from tessera.simulation.subcohort import (

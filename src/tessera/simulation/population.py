@@ -13,13 +13,12 @@ import numpy.typing as npt
 from tessera.crypto.entropy import SystemEntropy
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
-from tessera.learning.tables.spec import DerivedMap, Normal, TableSpec
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TableUpdate
-from tessera.learning.tables.table import LazyTable, StoredTable
+from tessera.learning.tables.table import DerivedMap, LazyTable, Normal, StoredTable, TableSpec
 from tessera.plan import Plan
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.rounds import schemes
-from tessera.rounds.local_state import LocalState
+from tessera.rounds.party import LocalState
 from tessera.simulation.subcohort import ClientTrainer, CohortTrainer, Participant, one_by_one
 
 MOST_EXAMPLES = 5

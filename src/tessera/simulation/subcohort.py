@@ -28,12 +28,12 @@ from tessera.protocols.machine import Outbound
 from tessera.rounds import schemes
 from tessera.rounds.course import PartOutcome, RoundClient, RoundPart, RoundServer
 from tessera.rounds.events import RoundFinished
-from tessera.rounds.local_state import LocalState
+from tessera.rounds.messages import RoundResult
 from tessera.rounds.noise import noise_of
-from tessera.rounds.phases import CATEGORIES, UNION, UNMASK, UPDATE
+from tessera.rounds.party import LocalState
+from tessera.rounds.schemes import CATEGORIES, UNION, UNMASK, UPDATE
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound
-from tessera.rounds.words import RoundResult
 from tessera.simulation.faults import Fault
 from tessera.simulation.simulator import OUTCOME, WORK, PhaseEnd, Simulator, Work
 

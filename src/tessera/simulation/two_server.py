@@ -20,10 +20,10 @@ from tessera.ids import HELPER, SERVER
 from tessera.protocols.two_server.collector import MemoryReplayGuard, ReplayGuard
 from tessera.protocols.two_server.key_period import KeyStore, MemoryStore
 from tessera.protocols.two_server.params import Servers
-from tessera.protocols.two_server.read.row_tags import RowTagCache
+from tessera.protocols.two_server.read.client import RowTagCache
 from tessera.protocols.two_server.reports import SingleWorker, Workers
 from tessera.rounds.noise_chain import ChainStore
-from tessera.rounds.role_setup import HelperKeys, HelperParty, ServerParty
+from tessera.rounds.party import HelperKeys, HelperParty, ServerParty
 
 
 @dataclass(slots=True)

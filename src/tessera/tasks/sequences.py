@@ -29,7 +29,7 @@ from tessera.learning.models.pairs import CELL, WEIGHT, PairCounter, PairModel, 
 from tessera.learning.module_tables import Tables
 from tessera.learning.pair_chains import PairSums, known_row_figure
 from tessera.learning.softmax import SampledSoftmax
-from tessera.learning.tables.spec import Zeros
+from tessera.learning.tables.table import Zeros
 from tessera.learning.training.settings import LocalTraining
 from tessera.tasks.kinds import TaskKind
 from tessera.tasks.task import Beside, CentralSettings, Recommended, Task

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from tessera.data.examples import LABEL, NONE, ClientData, Examples
-from tessera.data.negatives import placeholders
+from tessera.data.examples import LABEL, NONE, ClientData, Examples, placeholders
 from tessera.errors import ConfigError, closest
 from tessera.learning.averaging import Average, ServerStep
 from tessera.learning.bound_model import BoundModel

@@ -18,8 +18,7 @@ from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import ServerFault
 from tessera.ids import SERVER, ClientId
-from tessera.protocols.epochs import chain, member
-from tessera.protocols.epochs.chain import EpochHeader, link
+from tessera.protocols.epochs import member, messages
 from tessera.protocols.epochs.member import GroupMember
 from tessera.protocols.epochs.messages import (
     Assignment,
@@ -27,6 +26,8 @@ from tessera.protocols.epochs.messages import (
     Delivery,
     DeliveryCertificate,
     Deposit,
+    EpochHeader,
+    link,
 )
 from waiting_group import Waiting, header, total_of, words_of
 
@@ -99,7 +100,7 @@ def test_members_that_were_sent_different_inputs_do_not_cancel(name: str) -> Non
 def test_with_inputs_in_no_digest_the_sum_over_two_bases_opens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(chain, "received", lambda header: [])
+    monkeypatch.setattr(messages, "received", lambda header: [])
     liar = Liar()
     total = liar.epoch(liar.told(long(1), long(1, base=b"x" * 32)))
     assert total == total_of(liar.group, long(1))
@@ -176,10 +177,10 @@ def test_without_signatures_over_mask_keys_the_server_reads_a_vector(
         )
         pair = tuple(public if x.client == victim else key.public for x in two.leaves)
         with monkeypatch.context() as patched:
-            patched.setattr(chain, "mask_key", lambda root, key=key: key)
+            patched.setattr(messages, "mask_key", lambda root, key=key: key)
             zeros = at.ring.zeros(LENGTH)
             total = at.ring.add(
-                total, chain.masked(zeros, bound, two, peer, Secret(bytes(32)), pair)
+                total, messages.masked(zeros, bound, two, peer, Secret(bytes(32)), pair)
             )
     assert at.ring.to_ints(total) == at.ring.to_ints(words_of(victim, at))
 

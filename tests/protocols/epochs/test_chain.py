@@ -11,8 +11,8 @@ import pytest
 from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.ids import ClientId
-from tessera.protocols.epochs import chain
-from tessera.protocols.epochs.chain import EpochKind, follows, link
+from tessera.protocols.epochs import messages
+from tessera.protocols.epochs.messages import EpochKind, follows, link
 from waiting_group import Waiting, fixed_group, header
 
 GROUP, AT = fixed_group(2), header(2)
@@ -66,13 +66,13 @@ def test_an_epoch_follows_with_the_next_number_in_its_period_or_the_next() -> No
 def test_a_mask_binds_both_ids_and_the_link() -> None:
     """The same two roots: other ids, or another link, and the masks are unrelated."""
     roots = [Secret(bytes([k]) * 32) for k in (1, 2)]
-    keys = tuple(chain.mask_key(root).public for root in roots)
+    keys = tuple(messages.mask_key(root).public for root in roots)
     at = link(BEFORE, GROUP, AT, CERTIFICATE)
 
     def mask(group: Any, bound: Any) -> Any:
         zeros = AT.ring.zeros(AT.length)
         first, second = (
-            chain.masked(zeros, bound, group, me, root, keys)
+            messages.masked(zeros, bound, group, me, root, keys)
             for me, root in zip(group.members, roots, strict=True)
         )
         assert not AT.ring.add(first, second).any()  # they cancel

@@ -13,8 +13,8 @@ from tessera.crypto.group import Group
 from tessera.crypto.ring import Ring
 from tessera.errors import MisuseError
 from tessera.ids import SERVER, ClientId
-from tessera.protocols.epochs.chain import EpochKind
 from tessera.protocols.epochs.member import AwaitingCertificate
+from tessera.protocols.epochs.messages import EpochKind
 from waiting_group import Waiting, fixed_group, header, total_of, words_of
 
 RINGS = (Ring(8), Ring(22), Ring(64), Ring(100), Field(31), Field(61))

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tessera.protocols.secagg import graph
-from tessera.protocols.secagg.graph import Topology
+from tessera.protocols.secagg import params
+from tessera.protocols.secagg.params import Topology
 
 
 @given(st.integers(6, 60), st.data())
@@ -19,7 +19,7 @@ def test_everybody_has_the_same_number_of_neighbours_and_links_are_mutual(n, dat
     degree = 2 * data.draw(st.integers(1, (n - 2) // 2))
     members = tuple(range(5, 5 + 2 * n, 2))
     topology = Topology(degree=degree, threshold=degree // 2 + 1, complete=False)
-    hood = graph.arrange(members, topology, data.draw(st.binary(min_size=32, max_size=32)))
+    hood = params.arrange(members, topology, data.draw(st.binary(min_size=32, max_size=32)))
     for client in members:
         near = hood.neighbours(client)
         assert len(near) == degree
@@ -30,7 +30,7 @@ def test_everybody_has_the_same_number_of_neighbours_and_links_are_mutual(n, dat
 
 
 def test_on_the_complete_graph_a_client_holds_a_share_of_its_own():
-    hood = graph.arrange((3, 5, 9), Topology(degree=2, threshold=2, complete=True), bytes(32))
+    hood = params.arrange((3, 5, 9), Topology(degree=2, threshold=2, complete=True), bytes(32))
     assert hood.holders(5) == [3, 5, 9]
     assert hood.neighbours(5) == [3, 9]
 
@@ -38,8 +38,8 @@ def test_on_the_complete_graph_a_client_holds_a_share_of_its_own():
 def test_another_seed_is_another_graph():
     topology = Topology(degree=4, threshold=3, complete=False)
     members = tuple(range(30))
-    one = graph.arrange(members, topology, bytes(32))
-    two = graph.arrange(members, topology, bytes([1] * 32))
+    one = params.arrange(members, topology, bytes(32))
+    two = params.arrange(members, topology, bytes([1] * 32))
     assert one.links != two.links
 
 
@@ -53,15 +53,17 @@ def test_another_seed_is_another_graph():
     ],
 )
 def test_known_degrees(n, corrupt, dropout, degree, threshold):
-    topology = graph.sparse_topology(n, corrupt=corrupt, dropout_share=dropout)
+    topology = params.sparse_topology(n, corrupt=corrupt, dropout_share=dropout)
     assert topology == Topology(degree=degree, threshold=threshold, complete=False)
-    assert oracle(n, n, degree, threshold, corrupt, n - n // 5) <= graph.FAILURE
+    assert oracle(n, n, degree, threshold, corrupt, n - n // 5) <= params.FAILURE
 
 
 def test_small_cohorts_get_the_complete_graph():
-    assert graph.sparse_topology(5, corrupt=1, dropout_share=0.2) is None
-    assert graph.sparse_topology(50, corrupt=17, dropout_share=0.2) is None
-    assert graph.sparse_topology(50, corrupt=45, dropout_share=0.2) is None, "more than may be left"
+    assert params.sparse_topology(5, corrupt=1, dropout_share=0.2) is None
+    assert params.sparse_topology(50, corrupt=17, dropout_share=0.2) is None
+    assert params.sparse_topology(50, corrupt=45, dropout_share=0.2) is None, (
+        "more than may be left"
+    )
 
 
 def oracle(n, roster, degree, threshold, corrupt, fewest):
@@ -81,7 +83,7 @@ def test_the_bound_agrees_with_an_independent_hypergeometric(n):
         smallest = n * stats.hypergeom(fewest - 1, corrupt, degree).sf(threshold - 1)
         largest = n * stats.hypergeom(n - 1, corrupt, degree).sf(threshold - 1)
         expected = oracle(n, n, degree, threshold, corrupt, fewest) - largest + smallest
-        ours = graph.failure(n, degree, threshold, corrupt=corrupt, fewest=fewest)
+        ours = params.failure(n, degree, threshold, corrupt=corrupt, fewest=fewest)
         assert ours == pytest.approx(expected, rel=1e-6, abs=1e-15)
 
 
@@ -92,21 +94,21 @@ def test_no_roster_that_the_plan_allows_is_worse_than_the_bound(n, data):
     corrupt = data.draw(st.integers(0, fewest // 3))
     degree = 2 * data.draw(st.integers(2, (fewest - 3) // 2))
     threshold = data.draw(st.integers(degree // 2 + 1, degree))
-    bound = graph.failure(n, degree, threshold, corrupt=corrupt, fewest=fewest)
+    bound = params.failure(n, degree, threshold, corrupt=corrupt, fewest=fewest)
     there = oracle(roster, roster, degree, threshold, corrupt, fewest)
     assert there <= bound * (1 + 1e-6) + 1e-13
 
 
 def test_one_degree_less_would_break_the_bound():
     n, corrupt, fewest = 100, 20, 80
-    topology = graph.sparse_topology(n, corrupt=corrupt, dropout_share=0.2)
+    topology = params.sparse_topology(n, corrupt=corrupt, dropout_share=0.2)
     best = min(
-        graph.failure(n, topology.degree - 2, t, corrupt=corrupt, fewest=fewest)
+        params.failure(n, topology.degree - 2, t, corrupt=corrupt, fewest=fewest)
         for t in range(topology.degree // 2, topology.degree - 1)
     )
-    assert best > graph.FAILURE
-    kept = graph.failure(n, topology.degree, topology.threshold, corrupt=corrupt, fewest=fewest)
-    assert kept <= graph.FAILURE
+    assert best > params.FAILURE
+    kept = params.failure(n, topology.degree, topology.threshold, corrupt=corrupt, fewest=fewest)
+    assert kept <= params.FAILURE
 
 
 def test_the_three_events_are_as_rare_as_the_bound_says_by_simulation():
@@ -117,7 +119,7 @@ def test_the_three_events_are_as_rare_as_the_bound_says_by_simulation():
     rng = np.random.default_rng(1)
     failures, trials = 0, 4_000
     for trial in range(trials):
-        hood = graph.arrange(members, topology, trial.to_bytes(32, "little"))
+        hood = params.arrange(members, topology, trial.to_bytes(32, "little"))
         picked = rng.permutation(n)
         bad, lost = set(picked[:corrupt].tolist()), set(picked[corrupt : corrupt + gone].tolist())
         assert hood.links is not None
@@ -127,7 +129,7 @@ def test_the_three_events_are_as_rare_as_the_bound_says_by_simulation():
             or any(len(hood.links[c] - lost) < threshold for c in members)
             or not connected(honest, hood.links)
         )
-    bound = graph.failure(n, degree, threshold, corrupt=corrupt, fewest=n - gone)
+    bound = params.failure(n, degree, threshold, corrupt=corrupt, fewest=n - gone)
     # Three standard errors above the bound would be a contradiction.
     assert failures / trials <= min(1.0, bound) + 3 * (0.25 / trials) ** 0.5
     assert failures > 0, "thin enough for failures to be seen at all"

@@ -10,8 +10,7 @@ from tessera.crypto.field import Field
 from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import TableId
-from tessera.protocols.secagg import graph
-from tessera.protocols.secagg.params import GraphKind, RowSumSpec, StageSpec, Threat
+from tessera.protocols.secagg.params import GraphKind, RowSumSpec, StageSpec, Threat, arrange
 
 
 @pytest.mark.parametrize(
@@ -148,7 +147,7 @@ def test_the_graph_is_the_plans_whatever_the_roster():
     assert params.min_survivors == 80
     for size in (80, 91, 100):
         members = tuple(range(size))
-        hood = graph.arrange(members, topology, bytes(32))
+        hood = arrange(members, topology, bytes(32))
         assert hood.threshold == topology.threshold
         assert {len(hood.holders(c)) for c in members} == {topology.degree}
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 import harness
 from tessera.crypto.field import Field
 from tessera.crypto.ring import Ring
-from tessera.protocols.secagg.graph import fewest_members
-from tessera.protocols.secagg.params import GraphKind, SecAggParams, Threat
+from tessera.protocols.secagg.params import GraphKind, SecAggParams, Threat, fewest_members
 from tessera.protocols.secagg.session import neighbourhood
 from tessera.simulation.faults import Drop
 

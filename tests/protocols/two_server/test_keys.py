@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import two_servers
 from tessera.crypto import dpf
 from tessera.crypto.cuckoo import Layout, SimpleTable
+from tessera.crypto.dpf import BITS, HEADER_BYTES, SELECTORS, Forest, Values
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.field import Field
-from tessera.crypto.forest import BITS, HEADER_BYTES, SELECTORS, Forest, Values
 from tessera.crypto.ring import Ring
 from tessera.errors import PeerError
 from tessera.ids import ClientId, RoundId

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import two_servers
 from tessera import wire
 from tessera.crypto.cuckoo import STASH_ROWS, SimpleTable, bins_for
+from tessera.crypto.dpf import BITS, SELECTORS, Forest, Values
 from tessera.crypto.field import Field
-from tessera.crypto.forest import BITS, SELECTORS, Forest, Values
 from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId

@@ -23,7 +23,7 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.secret import Secret
 from tessera.ids import SERVER, ClientId, RoundId
 from tessera.protocols.two_server import reports
-from tessera.protocols.two_server.client import TwoServerClientSetup
+from tessera.protocols.two_server.handshake import TwoServerClientSetup
 from tessera.protocols.two_server.key_period import ClientKeys, MemoryStore
 from tessera.protocols.two_server.messages import Purpose
 from tessera.protocols.two_server.reports import layouts_of

@@ -18,7 +18,7 @@ from tessera.errors import ServerFault
 from tessera.ids import SERVER, Party
 from tessera.protocols.machine import Left
 from tessera.rounds.epochs.client import BetweenVisits, EpochClient, TrainingBase
-from tessera.rounds.epochs.messages import EpochWork
+from tessera.rounds.epochs.group import EpochWork
 from tessera.rounds.epochs.server import EpochServer, ServingGroup
 
 

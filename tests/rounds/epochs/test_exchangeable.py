@@ -28,8 +28,8 @@ from tessera.privacy.index.period import MemoryPeriods
 from tessera.protocols.epochs.messages import Assignment, DeliveryCertificate
 from tessera.protocols.machine import Outbound
 from tessera.rounds.epochs.client import EpochClient
-from tessera.rounds.epochs.messages import EpochWork
-from tessera.rounds.local_state import LocalState
+from tessera.rounds.epochs.group import EpochWork
+from tessera.rounds.party import LocalState
 
 SIZE, ROWS, EPOCHS = 4, 200, 5
 Pair = tuple[ClientId, ClientId]

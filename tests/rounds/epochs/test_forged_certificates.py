@@ -17,8 +17,7 @@ from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.keys import AgreementKey
 from tessera.crypto.prg import Label, Stream
 from tessera.ids import ClientId
-from tessera.protocols.epochs.chain import link
-from tessera.protocols.epochs.messages import DeliveryCertificate
+from tessera.protocols.epochs.messages import DeliveryCertificate, link
 
 FEW, ALL = 2, 30  # groups of ten
 

@@ -31,7 +31,7 @@ from lying_server import (
     off,
 )
 from tessera.ids import ClientId
-from tessera.rounds.server_model import ServerModel
+from tessera.rounds.party import ServerModel
 
 FEW, ALL = 2, 30  # groups of ten
 

@@ -19,8 +19,8 @@ import pytest
 from lying_server import EACH, ROWS, TABLE, B, LyingServer, Tally
 from tessera.errors import ServerFault
 from tessera.ids import ClientId
-from tessera.rounds.epochs.messages import PeriodRecord
-from tessera.rounds.epochs.work import MemberWork
+from tessera.rounds.epochs.client import MemberWork
+from tessera.rounds.epochs.group import PeriodRecord
 
 # --- data frozen on arrival -----------------------------------------------------------------------
 

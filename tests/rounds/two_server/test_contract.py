@@ -19,7 +19,7 @@ from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
 from tessera.plan import DPPlan, Plan, Trust, UpdatePlan
 from tessera.protocols.machine import Aborted, Left, Outbound
 from tessera.protocols.two_server.key_period import MemoryStore
-from tessera.rounds.local_state import LocalState
+from tessera.rounds.party import LocalState
 from tessera.rounds.two_server.client import NotJoined, TwoServerClientRound
 from tessera.rounds.two_server.helper import HelperRound
 from tessera.rounds.two_server.leader import LeaderRound, NotBegun

@@ -15,9 +15,8 @@ from tessera.crypto.cuckoo import STASH_ROWS, SimpleTable
 from tessera.crypto.keys import verify
 from tessera.errors import ConfigError, PeerError, RoundIsOver, ServerFault
 from tessera.ids import HELPER, SERVER, ClientId, Party, RoundId
-from tessera.learning.tables.spec import TableSpec
 from tessera.learning.tables.submodel import ModelUpdate, TableUpdate
-from tessera.learning.tables.table import LazyTable
+from tessera.learning.tables.table import LazyTable, TableSpec
 from tessera.learning.training.settings import FAILURES
 from tessera.plan import Plan, SimulationPlan, TablePlan, TwoServerPlan
 from tessera.protocols.machine import Outbound, RoundOver

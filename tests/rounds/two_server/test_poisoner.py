@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import two_servers
-from tessera.crypto.forest import HEADER_BYTES
+from tessera.crypto.dpf import HEADER_BYTES
 from tessera.crypto.kernel.points import BLOCK
 from tessera.crypto.ring import Ring
 from tessera.ids import SERVER

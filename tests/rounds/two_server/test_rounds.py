@@ -21,7 +21,7 @@ from tessera.protocols.two_server.params import Read, Servers, Write
 from tessera.report.progress import sentence
 from tessera.rounds import encode
 from tessera.rounds.events import RoundAbort, RoundFinished
-from tessera.rounds.role_setup import HelperKeys
+from tessera.rounds.party import HelperKeys
 from tessera.rounds.two_server.client import TwoServerClientRound
 from tessera.rounds.two_server.domain import two_server_params, write_cost
 from tessera.simulation.faults import Corrupt, Drop, Duplicate, Fault, Reorder

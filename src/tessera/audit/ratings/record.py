@@ -21,8 +21,7 @@ from tessera.plan import Plan
 from tessera.protocols.machine import RoundOutcome, RoundOver
 from tessera.protocols.plain import PlainInput, PlainRows
 from tessera.rounds import schemes
-from tessera.rounds.messages import Download
-from tessera.rounds.words import whole_tables
+from tessera.rounds.messages import Download, whole_tables
 from tessera.simulation.views import ViewEntry
 
 Words = npt.NDArray[Any]

@@ -28,8 +28,7 @@ import torch
 from torch import Tensor
 
 from tessera.crypto.prg import CoinStream, Label, Stream
-from tessera.data.examples import LABEL
-from tessera.data.negatives import SecretOf
+from tessera.data.examples import LABEL, SecretOf
 from tessera.data.ratings import RatingData
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.models.private import FactorisationMachine, Linear, Network, Private

@@ -16,12 +16,10 @@ import numpy.typing as npt
 
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
-from tessera.data.examples import ClientData
-from tessera.data.negatives import SecretOf
+from tessera.data.examples import ClientData, SecretOf
 from tessera.learning.bound_model import BoundModel
-from tessera.learning.tables.spec import Normal, PerClient, TableSpec, shaped, units
 from tessera.learning.tables.submodel import Floats, Ids
-from tessera.learning.tables.table import LazyTable
+from tessera.learning.tables.table import LazyTable, Normal, PerClient, TableSpec, shaped, units
 
 KEY_BYTES: Final = 16
 

@@ -33,8 +33,7 @@ from numpy.typing import NDArray
 
 from tessera.errors import ConfigError, MisuseError
 from tessera.ids import RoundId
-from tessera.learning.tables.spec import Given
-from tessera.learning.tables.table import StoredTable
+from tessera.learning.tables.table import Given, StoredTable
 
 SCHEMA_VERSION: Final = 1
 

@@ -2,5 +2,5 @@
 
 All g members mask with each other and nothing opens over fewer: there are no shares and no
 unmasking, and a member comes whenever it can. What members must agree on is in a hash chain
-(`chain.py`) that their masks and signatures name. The flow is in `docs/protocols/epochs.md`.
+(`messages.py`) that their masks and signatures name. The flow is in `docs/protocols/epochs.md`.
 """

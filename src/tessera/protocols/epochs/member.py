@@ -20,8 +20,7 @@ from tessera.crypto.keys import SigningKey
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError, MisuseError, ServerFault
 from tessera.ids import SERVER, ClientId, Party
-from tessera.protocols.epochs import chain
-from tessera.protocols.epochs.chain import EpochHeader, EpochLink, follows, link
+from tessera.protocols.epochs import messages
 from tessera.protocols.epochs.group import MAX_GROUP, FixedGroup, OfGroup
 from tessera.protocols.epochs.messages import (
     FROM_GROUP_SERVER,
@@ -31,8 +30,12 @@ from tessera.protocols.epochs.messages import (
     Delivered,
     Delivery,
     Deposit,
+    EpochHeader,
+    EpochLink,
     Fetch,
     Leave,
+    follows,
+    link,
 )
 from tessera.protocols.machine import (
     Follower,
@@ -113,13 +116,13 @@ class GroupMember(Follower[MemberSetup]):
     def join(cls, setup: MemberSetup, *, entropy: Entropy) -> tuple[Self, list[Outbound]]:
         """Once in a group's life: draw the first epoch's root and deposit its mask key."""
         group, me = setup.group, setup.party
-        root = chain.fresh_root(entropy, group, me, 1)
+        root = messages.fresh_root(entropy, group, me, 1)
         joined = Delivered(
             sender=me,
             epoch=0,
             link=group.digest,
             vector=NO_VECTOR,
-            mask_key=chain.mask_key(root).public,
+            mask_key=messages.mask_key(root).public,
         )
         deposit = Kept.of(Deposit(statement=joined.signed(group, setup.key)))
         member = cls(setup, Deposited(root=root, deposit=deposit))
@@ -157,7 +160,7 @@ class GroupMember(Follower[MemberSetup]):
     @property
     def coins(self) -> RootedEntropy:
         """Where everything that is drawn for the epoch that is due comes from."""
-        return chain.coins(self._assigned.root)
+        return messages.coins(self._assigned.root)
 
     @property
     def _assigned(self) -> Assigned:
@@ -188,16 +191,16 @@ class GroupMember(Follower[MemberSetup]):
         words = np.asarray(words)
         if words.shape != (header.length, *ring.limbs) or not ring.contains(words):
             raise MisuseError(f"epoch {header.epoch}: not {header.length} words of {ring.name}")
-        following = chain.fresh_root(entropy, group, me, header.epoch + 1)
+        following = messages.fresh_root(entropy, group, me, header.epoch + 1)
         vector = wire.HashedBytes(
-            ring.pack(chain.masked(words, at.link, group, me, at.root, at.keys))
+            ring.pack(messages.masked(words, at.link, group, me, at.root, at.keys))
         )
         statement = Delivered(
             sender=me,
             epoch=header.epoch,
             link=at.link.digest,
             vector=vector.digest,
-            mask_key=chain.mask_key(following).public,
+            mask_key=messages.mask_key(following).public,
         )
         kept = Kept.of(Delivery(statement=statement.signed(group, self.setup.key), vector=vector))
         self._move(AwaitingCertificate(link=at.link, root=following, delivery=kept), b"")

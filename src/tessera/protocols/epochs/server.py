@@ -16,7 +16,6 @@ from tessera.crypto.group import Words
 from tessera.crypto.keys import is_public_key
 from tessera.errors import MisuseError
 from tessera.ids import SERVER, ClientId, Party
-from tessera.protocols.epochs.chain import EpochHeader, EpochLink, follows, link
 from tessera.protocols.epochs.group import MAX_GROUP, FixedGroup, OfGroup
 from tessera.protocols.epochs.messages import (
     FROM_MEMBER,
@@ -26,8 +25,12 @@ from tessera.protocols.epochs.messages import (
     Delivery,
     DeliveryCertificate,
     Deposit,
+    EpochHeader,
+    EpochLink,
     Fetch,
     Leave,
+    follows,
+    link,
 )
 from tessera.protocols.machine import (
     Coordinator,

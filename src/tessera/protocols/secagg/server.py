@@ -33,7 +33,6 @@ from tessera.protocols.machine import (
     to_all,
 )
 from tessera.protocols.secagg import groups, transcript
-from tessera.protocols.secagg.graph import Neighbourhood
 from tessera.protocols.secagg.mask_streams import KEY_BYTES
 from tessera.protocols.secagg.masking import check_context
 from tessera.protocols.secagg.messages import (
@@ -54,7 +53,7 @@ from tessera.protocols.secagg.messages import (
     SurvivorList,
     TableGroups,
 )
-from tessera.protocols.secagg.params import SecAggParams, StageSpec, Threat
+from tessera.protocols.secagg.params import Neighbourhood, SecAggParams, StageSpec, Threat
 from tessera.protocols.secagg.phases import (
     PHASE_NAMES,
     PHASES,

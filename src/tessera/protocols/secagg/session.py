@@ -13,7 +13,7 @@ from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.errors import CryptoError, MisuseError, ServerFault
 from tessera.ids import ClientId, StageId, TableId
-from tessera.protocols.secagg import graph, mask_streams, transcript
+from tessera.protocols.secagg import mask_streams, transcript
 from tessera.protocols.secagg.messages import (
     Advert,
     Clients,
@@ -23,7 +23,14 @@ from tessera.protocols.secagg.messages import (
     StageKeys,
     SurvivorList,
 )
-from tessera.protocols.secagg.params import MAX_STAGES, SecAggParams, StageSpec, Threat
+from tessera.protocols.secagg.params import (
+    MAX_STAGES,
+    Neighbourhood,
+    SecAggParams,
+    StageSpec,
+    Threat,
+    arrange,
+)
 from tessera.wire.stored import ByDigest, Kept, Supplied
 
 KeptRoster = Annotated[Kept[Roster], ByDigest(Roster)]
@@ -215,10 +222,10 @@ def member_of(advert: Advert) -> Member:
     )
 
 
-def neighbourhood(params: SecAggParams, roster: Roster) -> graph.Neighbourhood:
+def neighbourhood(params: SecAggParams, roster: Roster) -> Neighbourhood:
     """The graph over a roster, the same for everybody who holds it."""
     members = tuple(m.client for m in roster.members)
-    return graph.arrange(members, params.topology, roster.graph_seed)
+    return arrange(members, params.topology, roster.graph_seed)
 
 
 def identity_of(identity: Identity | None) -> Identity:

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 from tessera import wire
-from tessera.crypto.forest import Forest
+from tessera.crypto.dpf import Forest
 from tessera.crypto.keys import SealingKey, SigningKey, is_public_key, verify
 from tessera.crypto.secret import Secret
 from tessera.errors import CryptoError, MisuseError, PeerError

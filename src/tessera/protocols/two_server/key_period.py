@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Generic, Protocol, TypeVar
 
 from tessera import wire
-from tessera.crypto.forest import Forest
+from tessera.crypto.dpf import Forest
 from tessera.crypto.secret import Secret
 from tessera.errors import MisuseError, ServerFault
 from tessera.ids import ClientId, RoundId, TableId

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from tessera import wire
 from tessera.crypto.correlated import INDEPENDENT, BandedInverse
 from tessera.crypto.cuckoo import HASHES, STASH_ROWS, bins_for
-from tessera.crypto.forest import BITS, HEADER_BYTES, SELECTORS, Values
+from tessera.crypto.dpf import BITS, HEADER_BYTES, SELECTORS, Values
 from tessera.crypto.group import Group
 from tessera.crypto.kernel.backend import packed_size
 from tessera.crypto.kernel.points import TAG_BYTES

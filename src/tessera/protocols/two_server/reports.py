@@ -20,8 +20,7 @@ from typing import Any, Final, Protocol
 from tessera import wire
 from tessera.crypto import verifiable
 from tessera.crypto.cuckoo import Layout, SimpleTable
-from tessera.crypto.dpf import PublicKeys, ServerKeys
-from tessera.crypto.forest import Forest, Values
+from tessera.crypto.dpf import Forest, PublicKeys, ServerKeys, Values
 from tessera.crypto.group import Group
 from tessera.crypto.kernel.backend import packed_size
 from tessera.crypto.kernel.trees import BLOCK

@@ -3,32 +3,50 @@
 Messages go to the protocol's own role, which keeps the running sum; what it assigns is sent with
 the period's record, the union and the base beside it. The epoch that members are given is fixed by
 the carrier (`open_next`), from the model as it is then, before it hands on a fetch: stored first.
+
+EpochCourse: round after round over fixed groups that wait, from a server's side, without I/O.
+
+A round invites as many clients as the plan's cohort, among those to whom an update is due; whoever
+comes delivers, and at the round's end the groups that have become full are merged and the model is
+stepped. Groups that somebody has delivered to come first, the oldest base before all: fewer vectors
+wait, and bases stay young. A union takes no training and no place in a cohort: of the groups that
+are next in turn, every member that is there delivers it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Final
+
+import numpy as np
 
 from tessera import wire
+from tessera.crypto.entropy import Entropy
+from tessera.crypto.prg import Label
 from tessera.crypto.secret import Secret
 from tessera.ids import SERVER, ClientId, Party, RoundId
+from tessera.learning.averaging import TableMean
 from tessera.plan import Plan
 from tessera.protocols.epochs.group import FixedGroup, OfGroup
-from tessera.protocols.epochs.messages import FROM_MEMBER, Assignment
+from tessera.protocols.epochs.messages import FROM_MEMBER, Assignment, EpochKind
 from tessera.protocols.epochs.server import HOUR, GroupServer, GroupServerSetup
 from tessera.protocols.machine import Coordinator, Outbound, Over, RoundOutcome
+from tessera.rounds.course import Commit, Evaluate
 from tessera.rounds.epochs.group import (
     CarriedVectors,
     Cutoffs,
+    EpochWork,
     GroupEpochs,
     GroupProgress,
     all_data,
 )
-from tessera.rounds.epochs.messages import EpochWork
-from tessera.rounds.server_model import ServerModel
-from tessera.rounds.words import RoundResult
+from tessera.rounds.events import RoundFinished
+from tessera.rounds.messages import RoundResult, merged
+from tessera.rounds.party import ServerModel
+from tessera.rounds.resolve import resolve
+from tessera.rounds.root import draw_root
 from tessera.wire.stored import Inner
 
 
@@ -160,3 +178,208 @@ class EpochServer(Coordinator[EpochServerSetup]):
     def _ended(self, reason: str) -> None:
         self.epochs.at.retired, self.epochs.at.open = reason, None
         self.over(RoundOutcome.ABORTED, reason)
+
+
+AHEAD: Final = 2
+"""A union is asked for once a group's turn is within so many times the groups of a cohort."""
+LEAVER: Final = "a member has not come for longer than the plan waits"
+
+Make = Callable[[int, tuple[ClientId, ...]], GroupEpochs]
+"""A group that is met for the first time, by its number."""
+
+
+class EpochCourse:
+    """A plan, its groups and the server's model, round after round."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        groups: Sequence[tuple[ClientId, ...]],
+        make: Make,
+        model: ServerModel,
+        entropy: Entropy,
+        *,
+        evaluate: Evaluate | None = None,
+        commit: Commit | None = None,
+    ) -> None:
+        """`commit` makes a stepped model durable before anybody hears of it; `evaluate` tests it,
+        in the rounds in which that is due."""
+        self.plan, self.model = plan, model
+        self.members = list(groups)
+        self.groups: dict[int, GroupEpochs] = {}
+        """By number, those that somebody was invited of."""
+        self.next_round = 0
+        self.counted: tuple[ClientId, ...] = ()
+        """Whose updates the last round merged."""
+        self._number = {client: at for at, group in enumerate(groups) for client in group}
+        self._make, self._entropy = make, entropy
+        self._rows = resolve(plan).rows
+        self._evaluate, self._commit = evaluate, commit
+
+    def form(self, groups: Iterable[tuple[ClientId, ...]]) -> None:
+        """Groups of newcomers; those that there are stay as they are."""
+        for group in groups:
+            self._number.update(dict.fromkeys(group, len(self.members)))
+            self.members.append(group)
+
+    def group_of(self, client: ClientId) -> GroupEpochs:
+        """The group of a client; KeyError for one that is left over."""
+        return self.group(self._number[client])
+
+    def group(self, number: int) -> GroupEpochs:
+        if number not in self.groups:
+            self.groups[number] = self._make(number, self.members[number])
+        return self.groups[number]
+
+    @property
+    def met(self) -> list[GroupEpochs]:
+        """Groups that somebody was invited of, by number: sums are merged in this order."""
+        return [self.groups[at] for at in sorted(self.groups)]
+
+    # --- who is due -----------------------------------------------------------------------------
+
+    def unions(self, round_id: RoundId) -> list[ClientId]:
+        """To whom a union is due in this round: of groups that wait for one, and of those whose
+        turn is near and who have none yet."""
+        if not self._rows.union or not self.members:
+            return []
+        wanted = AHEAD * -(-self.plan.cohort // len(self.members[0]))
+        for at in self._turns(round_id)[:wanted]:
+            self.group(at)
+        due = (g for g in self.met if not g.at.retired and g.next_kind is EpochKind.UNION)
+        return sorted(client for group in due for client in group.due)
+
+    def invited(self, round_id: RoundId) -> list[ClientId]:
+        """The cohort of a round, among those to whom an update is due: fewer, if no more are."""
+        updates = [g for g in self.met if not g.at.retired and g.next_kind is EpochKind.UPDATE]
+        order = sorted((g for g in updates if g.begun and g.due), key=_base_round)
+        places = self.plan.cohort - sum(len(g.due) for g in order)
+        for at in self._turns(round_id):
+            if places <= 0:
+                break
+            if not self._rows.union or at in self.groups:
+                group = self.group(at)
+                if group.next_kind is EpochKind.UPDATE and not group.begun:
+                    order.append(group)
+                    places -= len(group.due)
+        due = [client for group in order for client in sorted(group.due)]
+        return due[: self.plan.cohort]
+
+    def _turns(self, round_id: RoundId) -> list[int]:
+        """Groups with nothing under way, in the order in which they are invited: all alike."""
+        rng = np.random.default_rng([self.plan.seed, int(round_id)])
+        order: list[int] = rng.permutation(len(self.members)).tolist()
+        return [at for at in order if at not in self.groups or self._rests(self.groups[at])]
+
+    @staticmethod
+    def _rests(group: GroupEpochs) -> bool:
+        waits = group.next_kind is EpochKind.UNION and group.at.open is not None
+        return not (group.at.retired or group.begun or group.full or waits)
+
+    # --- what comes of it -----------------------------------------------------------------------
+
+    def take_unions(self) -> int:
+        """Read the unions that have become full; how many did not decode."""
+        lost = 0
+        for group in self.met:
+            if group.full and group.next_kind is EpochKind.UNION:
+                group.take(self.model, self._noise_secret(group))
+                lost += group.at.union is None
+        return lost
+
+    def conclude(
+        self,
+        round_id: RoundId,
+        invited: Sequence[ClientId],
+        delivered: int,
+        *,
+        measured: bool = True,
+        secure: Callable[[int], bool] = lambda _: True,
+        undecoded: int = 0,
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> RoundFinished:
+        """Merge the groups that are full, step, commit and test the model. `secure` says whether
+        the vectors of a group, by its number, were masked: a round is if all that it merged were.
+
+        A round in which none has become full changes nothing: what was delivered waits.
+        """
+        results, waited, outside = list[RoundResult](), list[int](), 0
+        masked = measured
+        for group in [g for g in self.met if g.full]:
+            assert group.at.open is not None
+            age = int(round_id) - int(group.at.open.round_id)
+            result = group.take(self.model, self._noise_secret(group))
+            if result is None or result.out_of_bounds:
+                outside += result is not None
+                continue
+            masked = masked and secure(group.group.number)
+            waited.append(age)
+            results.append(aged(result, self.plan.groups.weight(age)))
+        self._retire_leavers(round_id)
+        total = merged(results) if results else None
+        self.counted = () if total is None else total.survivors
+        if total is not None:
+            total = resolve(self.plan).noise.on_means(total, self._entropy, round_id, None)
+            self.model.step(total, round_id)
+            if self._commit is not None:
+                self._commit(round_id, self.model)
+        self.next_round = int(round_id) + 1
+        metric = self._evaluate(round_id) if self._evaluate is not None else None
+        return RoundFinished(
+            round_id=round_id,
+            cohort=len(invited),
+            survivors=len(self.counted),
+            union_rows=0 if total is None else total.union_rows,
+            union_residual=undecoded,
+            rows_opened=0 if total is None else total.rows_opened,
+            rows_below_quorum=0,
+            rows_shrunk=0,
+            rows_lost=0,
+            rows_out_of_bounds=0 if total is None else total.rows_out_of_bounds,
+            weight=0 if total is None else total.weight,
+            measured=measured,
+            secure=masked,
+            bytes_up={},
+            bytes_down={},
+            client_seconds={},
+            server_seconds={},
+            epsilon=math.nan,
+            condition="",
+            metric=metric,
+            delivered=delivered,
+            groups_opened=len(results),
+            groups_aborted=outside,
+            groups_retired=sum(bool(g.at.retired) for g in self.met),
+            waited=tuple(waited),
+            seconds=clock(),
+        )
+
+    def _retire_leavers(self, round_id: RoundId) -> None:
+        """Groups that wait for longer than the plan allows; nothing of their epoch is used."""
+        for group in self.met:
+            at = group.at.open
+            if at is not None and int(round_id) - int(at.round_id) >= self.plan.groups.longest_wait:
+                group.retire(LEAVER)
+
+    def _noise_secret(self, group: GroupEpochs) -> Secret:
+        """What a trusted server's noise on this group's next sum follows from."""
+        at = RoundId(group.at.number + 1)
+        root = draw_root(self._entropy, self.plan, at, f"{SERVER} of group {group.group.number}")
+        return root.secret(Label.SUM_NOISE)
+
+
+def aged(result: RoundResult, weight: float) -> RoundResult:
+    """The same means, scaled: what was computed from an old model moves the new one less."""
+    if weight == 1.0:
+        return result
+    tables = {
+        name: TableMean(part.ids, part.mean * weight, part.counts)
+        for name, part in result.tables.items()
+    }
+    return replace(result, dense=result.dense * weight, tables=tables)
+
+
+def _base_round(group: GroupEpochs) -> int:
+    """The round in which its base was fixed: the oldest first."""
+    assert group.at.open is not None
+    return int(group.at.open.round_id)

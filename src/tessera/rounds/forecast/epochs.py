@@ -13,19 +13,20 @@ from tessera import wire
 from tessera.crypto.group import Group
 from tessera.ids import ClientId
 from tessera.plan import Plan
-from tessera.protocols.epochs.chain import EpochHeader, EpochKind
 from tessera.protocols.epochs.messages import (
     Assignment,
     Delivered,
     Delivery,
     DeliveryCertificate,
+    EpochHeader,
+    EpochKind,
     Fetch,
 )
 from tessera.protocols.secagg.params import StageSpec
 from tessera.protocols.union.encoding import packed_bytes
-from tessera.rounds.epochs.messages import EpochWork, PeriodRecord
+from tessera.rounds.epochs.group import EpochWork, PeriodRecord
 from tessera.rounds.forecast.rows import ExpectedRows
-from tessera.rounds.forecast.secagg import (
+from tessera.rounds.forecast.traffic import (
     KEY,
     ROUND,
     MaskWork,

@@ -25,16 +25,16 @@ from tessera.protocols.union.encoding import packed_bytes
 from tessera.rounds import schemes
 from tessera.rounds.forecast.epochs import EpochTraffic, Waiting, waiting
 from tessera.rounds.forecast.rows import ExpectedRows, even_holders
-from tessera.rounds.forecast.secagg import (
+from tessera.rounds.forecast.traffic import (
     ROUND,
     SecAggTraffic,
+    TwoServerTraffic,
     Work,
     carried,
     length,
     masked_sums,
     some,
 )
-from tessera.rounds.forecast.two_server import TwoServerTraffic
 from tessera.rounds.messages import Download, UnionOpened
 from tessera.rounds.sums import GroupSum, MaskedSum, PlainSum, Sum
 from tessera.rounds.two_server.domain import WriteCost, key_bytes

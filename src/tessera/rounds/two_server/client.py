@@ -35,7 +35,7 @@ from tessera.protocols.machine import (
     Steps,
 )
 from tessera.protocols.secagg import messages as secagg
-from tessera.protocols.two_server.client import TwoServerClientSetup
+from tessera.protocols.two_server.handshake import TwoServerClientSetup
 from tessera.protocols.two_server.key_period import own_keys_of
 from tessera.protocols.two_server.messages import QueryAnswers, SignedHeader
 from tessera.protocols.two_server.read.client import RetrievalClient
@@ -43,9 +43,8 @@ from tessera.protocols.two_server.write.client import RowUpdate, WriteClient
 from tessera.protocols.two_server.write.client import Update as Written
 from tessera.rounds import select, sums
 from tessera.rounds.messages import RowsByTable, UnionOpened
-from tessera.rounds.role_setup import ClientRoundSetup
-from tessera.rounds.root import NAME as ROOT
-from tessera.rounds.root import StoredRoot, draw_root, lasting_secret
+from tessera.rounds.party import ClientRoundSetup
+from tessera.rounds.root import ROOT, StoredRoot, draw_root, lasting_secret
 from tessera.rounds.select import Selection
 from tessera.rounds.sums import SumClient
 from tessera.rounds.training_client import TrainingClient, TrainingOutput

@@ -17,15 +17,14 @@ import numpy.typing as npt
 
 from tessera import wire
 from tessera.crypto.cuckoo import HASHES, STASH_ROWS, SimpleTable, bins_for
-from tessera.crypto.forest import Forest, Values
+from tessera.crypto.dpf import Forest, Values
 from tessera.crypto.group import Words
 from tessera.crypto.ring import Ring
 from tessera.crypto.verifiable import correction_bytes
 from tessera.errors import Malformed
 from tessera.ids import RoundId, StageId, TableId
-from tessera.learning.tables.spec import DerivedMap
 from tessera.learning.tables.submodel import Floats, Ids
-from tessera.learning.tables.table import StoredTable
+from tessera.learning.tables.table import DerivedMap, StoredTable
 from tessera.plan import Plan, TablePlan, Writing
 from tessera.protocols.secagg.phases import StageSum, TableSum
 from tessera.protocols.two_server.handshake import ServedModel
@@ -42,12 +41,11 @@ from tessera.protocols.two_server.write.client import RowUpdate
 from tessera.protocols.two_server.write.sums import TwoServerSum
 from tessera.rounds import encode, select
 from tessera.rounds.attendance import training_digest
-from tessera.rounds.messages import UnionOpened
+from tessera.rounds.messages import RoundResult, UnionOpened
 from tessera.rounds.noise import noise_of
-from tessera.rounds.role_setup import OverModel
-from tessera.rounds.rows import Rows
+from tessera.rounds.party import OverModel
+from tessera.rounds.select import Rows
 from tessera.rounds.two_server.shared_sum import shared
-from tessera.rounds.words import RoundResult
 from tessera.wire.stored import ByDigest, Kept, Supplied
 
 # --- opened ---------------------------------------------------------------------------------------

@@ -44,9 +44,9 @@ from tessera.protocols.two_server.read.server import RetrievalHelper, RetrievalH
 from tessera.protocols.two_server.write.helper import WriteHelper, WriteHelperSetup
 from tessera.protocols.two_server.write.sums import TwoServerSum
 from tessera.rounds import schemes, select
-from tessera.rounds.messages import UnionOpened
+from tessera.rounds.messages import RoundResult, UnionOpened
+from tessera.rounds.party import HelperRoundSetup
 from tessera.rounds.resolve import resolve
-from tessera.rounds.role_setup import HelperRoundSetup
 from tessera.rounds.root import StoredRoot, draw_root
 from tessera.rounds.sums import InnerRole
 from tessera.rounds.two_server import shared_sum
@@ -59,7 +59,6 @@ from tessera.rounds.two_server.domain import (
     check_stored,
     opened_means,
 )
-from tessera.rounds.words import RoundResult
 from tessera.wire.stored import Inner, Kept
 
 Handshake = Annotated[shared_sum.HelperAgreement, Inner("handshake")]

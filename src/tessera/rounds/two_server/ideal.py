@@ -25,13 +25,13 @@ from tessera.learning.tables.submodel import Floats, Ids, distinct
 from tessera.learning.tables.table import StoredTable
 from tessera.plan import Plan
 from tessera.protocols.machine import Outbound
-from tessera.protocols.two_server.client import TwoServerClientSetup
 from tessera.protocols.two_server.collector import LeaderSetup
 from tessera.protocols.two_server.handshake import PHASE as HANDSHAKE
 from tessera.protocols.two_server.handshake import (
     HelperHandshakeSetup,
     LeaderHandshakeSetup,
     ServedModel,
+    TwoServerClientSetup,
 )
 from tessera.protocols.two_server.key_period import (
     IDEAL,

@@ -49,9 +49,9 @@ from tessera.protocols.two_server.read.server import RetrievalLeader, RetrievalL
 from tessera.protocols.two_server.write.leader import WriteLeader, WriteLeaderSetup
 from tessera.protocols.two_server.write.sums import NoiseSecrets
 from tessera.rounds import encode, schemes, select
-from tessera.rounds.messages import UnionOpened, farewells
+from tessera.rounds.messages import RoundResult, UnionOpened, farewells
+from tessera.rounds.party import ServerRoundSetup
 from tessera.rounds.resolve import resolve
-from tessera.rounds.role_setup import ServerRoundSetup
 from tessera.rounds.root import StoredRoot, draw_root
 from tessera.rounds.sums import ServerSetup, SumServer
 from tessera.rounds.two_server import shared_sum
@@ -67,7 +67,6 @@ from tessera.rounds.two_server.domain import (
     opened_sum,
 )
 from tessera.rounds.two_server.shared_sum import shared
-from tessera.rounds.words import RoundResult
 from tessera.wire.index_set import client_set
 from tessera.wire.stored import Inner, Kept
 

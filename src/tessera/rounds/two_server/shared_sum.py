@@ -14,13 +14,13 @@ from tessera.ids import HELPER, ClientId, Party, RoundId, TableId
 from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
 from tessera.protocols.machine import Outbound
-from tessera.protocols.two_server.client import TwoServerClientSetup
 from tessera.protocols.two_server.handshake import (
     HelperHandshake,
     HelperHandshakeSetup,
     LeaderHandshake,
     LeaderHandshakeSetup,
     ServedModel,
+    TwoServerClientSetup,
 )
 from tessera.protocols.two_server.messages import Header, SignedHeader
 from tessera.protocols.two_server.read.client import Fetched, RetrievalClient
@@ -34,7 +34,7 @@ from tessera.protocols.two_server.write.client import Update, WriteClient
 from tessera.protocols.two_server.write.helper import WriteHelper, WriteHelperSetup
 from tessera.protocols.two_server.write.leader import WriteLeader, WriteLeaderSetup
 from tessera.protocols.two_server.write.sums import NoiseSecrets, TwoServerSum
-from tessera.rounds.rows import Rows, Shown
+from tessera.rounds.select import Rows, Shown
 from tessera.rounds.sums import FederatedSum, InnerRole, Sum, UnionSum
 from tessera.wire.stored import Kept
 

@@ -20,9 +20,9 @@ from tessera.crypto.kernel.points_reference import carryless
 from tessera.crypto.secret import encode_context
 from tessera.ids import RoundId, TableId
 from tessera.protocols.two_server.params import CHECK_BYTES, Read
-from tessera.protocols.two_server.read.client import _points
-from tessera.protocols.two_server.read.row_tags import (
+from tessera.protocols.two_server.read.client import (
     RowTagCache,
+    _points,
     row_digests,
     row_tags,
     tag_products,
@@ -284,7 +284,7 @@ def test_known_digests_are_made_anew_where_rows_changed(monkeypatch) -> None:
         made.append(len(ids))
         return real(table, ids, rows)
 
-    monkeypatch.setattr("tessera.protocols.two_server.read.row_tags.row_digests", counted)
+    monkeypatch.setattr("tessera.protocols.two_server.read.client.row_digests", counted)
     known, seeds = RowTagCache(), [bytes([i]) * 32 for i in range(5)]
     ids = two_servers.ids(*range(50))
     rows = np.random.default_rng(1).integers(0, 256, (50, 7), dtype=np.uint8)

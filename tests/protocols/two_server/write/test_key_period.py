@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import two_servers
 from tessera import wire
+from tessera.crypto.dpf import HEADER_BYTES
 from tessera.crypto.field import Field
-from tessera.crypto.forest import HEADER_BYTES
 from tessera.crypto.kernel.points import BLOCK
 from tessera.crypto.ring import Ring
 from tessera.errors import MisuseError, ServerFault

@@ -14,8 +14,8 @@ import pytest
 
 import two_servers
 from tessera import wire
+from tessera.crypto.dpf import HEADER_BYTES, Forest
 from tessera.crypto.field import Field
-from tessera.crypto.forest import HEADER_BYTES, Forest
 from tessera.crypto.kernel.trees import BLOCK
 from tessera.crypto.ring import Ring
 from tessera.errors import PeerError, RoundAborted

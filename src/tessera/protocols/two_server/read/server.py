@@ -43,7 +43,7 @@ from tessera.protocols.two_server.messages import (
     SealedAnswer,
 )
 from tessera.protocols.two_server.params import MAX_COHORT, Read, TwoServerParams
-from tessera.protocols.two_server.read.row_tags import RowTagCache
+from tessera.protocols.two_server.read.client import RowTagCache
 from tessera.protocols.two_server.reports import (
     HELPER_PARTY,
     LEADER_PARTY,

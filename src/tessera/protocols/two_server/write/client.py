@@ -24,7 +24,7 @@ from tessera.errors import MisuseError
 from tessera.ids import SERVER, TableId
 from tessera.protocols.machine import Left, Outbound
 from tessera.protocols.two_server import reports
-from tessera.protocols.two_server.client import (
+from tessera.protocols.two_server.handshake import (
     Invited,
     Prepared,
     TwoServerClient,
