@@ -14,7 +14,7 @@ from tessera.errors import ConfigError, RoundRefused
 from tessera.ids import ClientId, RoundId
 from tessera.plan import CohortsPlan, DPPlan, Plan, Trust
 from tessera.protocols.two_server.params import Servers
-from tessera.rounds.attendance import Attendance, Place, attended, training_digest
+from tessera.rounds.attendance import Attendance, Place, attended, registered, training_digest
 from tessera.rounds.cohorts import Cohorts
 from tessera.rounds.events import RoundAbort, RoundFinished
 from tessera.simulation.federation import Federation
@@ -45,7 +45,7 @@ def test_whatever_is_asked_of_it_a_client_keeps_the_bound(
     most = min(most, settings.participation.most)
     settings = replace(settings, cohorts=replace(settings.cohorts, rounds_per_client=most))
     free = replace(settings, cohorts=replace(settings.cohorts, drawn="schedule"))
-    stored: Attendance | None = None
+    stored = new(free)
     taken = []
     for number in asked:
         at = Place(first=number % 1000, rounds=1000)  # a leader may say any place is its own
@@ -85,6 +85,23 @@ def test_each_refusal_has_its_reason(number: int, said: str) -> None:
         attended(settings, None, RoundId(8), stored, None)
 
 
+def test_a_client_that_remembers_nothing_and_has_no_schedule_waits_for_another_training() -> None:
+    """Nobody whom it could believe knows how often the seed has drawn it."""
+    settings = planned(drawn="seed", rounds_per_client=4)
+    assert attended(settings, None, RoundId(2), new(settings), None).count == 1
+    with pytest.raises(RoundRefused, match="has lost what it remembered") as lost:
+        attended(settings, None, RoundId(2), None, None)
+    record = lost.value.record
+    assert isinstance(record, Attendance)
+    with pytest.raises(RoundRefused, match="all of its 4"):
+        attended(settings, None, RoundId(3), record, None)
+
+
+def new(plan: Plan, servers: Servers | None = None) -> Attendance:
+    """What a client has that was registered, and in no round."""
+    return registered(plan, servers)[plan.federation]
+
+
 def noisy(**changes: object) -> Plan:
     dp = DPPlan(**({"unit": "user", "noise": 2.0, "clip": 1.0, "trust": Trust.EACH} | changes))
     return replace(planned("two-server", separation=3), dp=dp)
@@ -109,7 +126,7 @@ KEYS = Servers(leader=b"a" * 32, helper=b"b" * 32, box=b"c" * 31 + b"\x01")
 )
 def test_other_parameters_under_the_same_name_are_refused(other: tuple[Plan, Servers]) -> None:
     at = Place(first=0, rounds=3)
-    stored = attended(noisy(), KEYS, RoundId(0), None, at)
+    stored = attended(noisy(), KEYS, RoundId(0), new(noisy(), KEYS), at)
     attended(noisy(), KEYS, RoundId(3), stored, at)
     with pytest.raises(RoundRefused, match="other rounds, noise or servers"):
         attended(other[0], other[1], RoundId(3), stored, at)
@@ -118,8 +135,8 @@ def test_other_parameters_under_the_same_name_are_refused(other: tuple[Plan, Ser
 def test_a_client_that_remembers_nothing_takes_its_places_for_used_and_waits_a_pass() -> None:
     settings = planned(rounds=50, separation=5, rounds_per_client=4)
     at = Place(first=2, rounds=5)
-    assert attended(settings, None, RoundId(2), None, at).count == 1  # it has had none before
-    with pytest.raises(RoundRefused, match="none of its 2 earlier places") as lost:
+    assert attended(settings, None, RoundId(2), new(settings), at).count == 1
+    with pytest.raises(RoundRefused, match="has lost what it remembered") as lost:
         attended(settings, None, RoundId(12), None, at)
     record = lost.value.record
     assert isinstance(record, Attendance) and (record.last, record.count) == (12, 3)

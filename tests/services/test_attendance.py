@@ -114,7 +114,7 @@ def test_a_client_that_lost_its_journal_waits_a_pass_and_has_used_its_places(
     shutil.rmtree(lab.folder / name_of(lost))
     lab.start(lost)
     lab.run(3)
-    assert "takes them for used" in lab.parties[lost].left
+    assert "has lost what it remembered" in lab.parties[lost].left
     lab.kill(lost)
     lab.start(lost)  # what it has refused is durable, too
     training = lab.attendance(lab.schedule.of_round(1)[0]).training

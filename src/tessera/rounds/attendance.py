@@ -85,7 +85,8 @@ def attended(
 
     `place` is the client's own in the schedule, where there is one. A client that has nothing
     stored, not even that it was registered, has lost it: it takes all places that it has had for
-    used, this one too, and waits for the next pass.
+    used, this one too, and waits for the next pass. Without a schedule nobody can tell it which
+    rounds it was in: it waits for another training.
     """
     bound, number = plan.participation, int(round_id)
     training = training_digest(plan, servers)
@@ -116,23 +117,24 @@ def attended(
             f"pass has {place.rounds} rounds",
             hint="the leader has another schedule than was told, or lies",
         )
-    if stored is None and place is not None and place.before(round_id):
-        used = Attendance(training=training, last=number, count=place.before(round_id) + 1)
+    if stored is None:
+        known = bound.most if place is None else place.before(round_id) + 1
         raise RoundRefused(
-            f"round {number}: this client remembers none of its {used.count - 1} earlier places, "
-            "and takes them for used",
-            hint=f"its next is round {number + place.rounds}",
-            record=used,
+            f"round {number}: this client has lost what it remembered of the training, and takes "
+            "all rounds that it may have been in for used, this one too",
+            hint="it waits for another training"
+            if place is None
+            else f"its next is round {number + place.rounds}",
+            record=Attendance(training=training, last=number, count=known),
         )
-    if stored is not None and stored.count and number - stored.last < bound.separation:
+    if stored.count and number - stored.last < bound.separation:
         raise RoundRefused(
             f"round {number} after round {stored.last}: less than {bound.separation} rounds apart",
             hint="the leader has another schedule than was told, or lies",
         )
-    count = 0 if stored is None else stored.count
-    if count >= bound.most:
+    if stored.count >= bound.most:
         raise RoundRefused(
             f"round {number}: this client has had all of its {bound.most} rounds of the training",
             hint="noise is for no more; another training is another charge",
         )
-    return Attendance(training=training, last=number, count=count + 1)
+    return Attendance(training=training, last=number, count=stored.count + 1)
