@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.error import URLError
@@ -23,6 +24,7 @@ from tessera.privacy.index.groups import CORRUPT_SHARES, DrawnGroups
 from tessera.protocols.membership.draw import void_before
 from tessera.protocols.membership.proof import LEAST_GROUPS
 from tessera.services.bundle import Bundle, pack_synthetic, pack_task
+from tessera.services.code import imported
 from tessera.services.deployment import (
     Account,
     ClientMaker,
@@ -92,22 +94,66 @@ def entropy_of(script: str | None, host: str) -> Entropy:
 def pack(
     path: Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan to deploy.")],
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("bundle.npz"),
+    items: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The public catalogue, CSV or Parquet, each item once: clients read interactions "
+            "of their own by it.",
+        ),
+    ] = None,
+    title: Annotated[
+        str, typer.Option(metavar="COLUMN", help="Of --items: titles (default: title, if there).")
+    ] = "",
+    popularity: Annotated[
+        str,
+        typer.Option(metavar="COLUMN", help="Of --items: public counts to draw negatives by."),
+    ] = "",
+    room: Annotated[
+        int | None,
+        typer.Option(min=0, help="Rows for items to come (default: half as many as there are)."),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION", help="A task function of your own; it is imported here."
+        ),
+    ] = None,
     data: DataFolder = None,
     clients: Annotated[
-        int | None, typer.Option(help="Without a task: synthetic clients (default: a cohort).")
+        int | None,
+        typer.Option(help="How many, with --items or synthetic ones (default: a cohort)."),
     ] = None,
     rows_per_client: Annotated[
         int, typer.Option(help="Without a task: rows a client holds of each table.")
     ] = 20,
 ) -> None:
-    """Complete a plan by its task and pack it with the first model and public maps."""
-    plan = Plan.read(path)
-    if plan.task.name:
+    """Complete a plan by its task and pack it with the first model and what else is public."""
+    plan = Plan.read(path, own_task=task is not None)
+    if task is not None or items is not None or plan.task.options.get("ids") == "hash":
+        from tessera.services.packing import deploy
+
+        wanted = None if task is None else imported(task)
+        bundle = deploy(
+            wanted,
+            plan,
+            items=items,
+            clients=clients,
+            title=title,
+            popularity=popularity,
+            room=room,
+        )
+    elif plan.task.name:
         bundle = pack_task(plan, data)
     else:
         bundle = pack_synthetic(plan, clients or plan.cohort, rows_per_client)
     bundle.write(out)
     typer.echo(f"{out}: bundle {bundle.digest.hex()[:16]}, plan {bundle.plan.digest.hex()[:16]}")
+    if bundle.catalogue is not None:
+        listed = bundle.catalogue
+        typer.echo(f"catalogue: {len(listed.ids):,} items, room for {listed.room:,} more")
+    if bundle.code is not None:
+        typer.echo(f"code: {bundle.code.name} {bundle.code.digest.hex()[:16]}; join with --task")
 
 
 def keys(
@@ -273,6 +319,27 @@ def join(
         str | None, typer.Option(metavar="A-B", help="Host these clients over one state.")
     ] = None,
     data: DataFolder = None,
+    interactions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHERE",
+            help="This client's own: a CSV or Parquet file, a folder of them, or "
+            "MODULE:FUNCTION that gives a table. With --clients a folder with client-N.csv.",
+        ),
+    ] = None,
+    as_of: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATE", help="Your word that --interactions, which has no times, ends there."
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="The code that you agree to run; its name and digest must be the bundle's.",
+        ),
+    ] = None,
     home: Annotated[
         Path | None,
         typer.Option(
@@ -322,7 +389,7 @@ def join(
         keyrings,
         Path(state),
         entropy,
-        maker(packed, data, entropy),
+        maker(packed, data, entropy, interactions, as_of, task, several=clients is not None),
         Account(home, accept_identification),
     )
     for member in services:
@@ -347,13 +414,43 @@ def join(
         return dial(leader, members, packed.plan.service, JsonLog(party))
 
 
-def maker(bundle: Bundle, data: Path | None, entropy: Entropy) -> ClientMaker:
+def maker(
+    bundle: Bundle,
+    data: Path | None,
+    entropy: Entropy,
+    interactions: str | None = None,
+    as_of: str | None = None,
+    task: str | None = None,
+    *,
+    several: bool = False,
+) -> ClientMaker:
     """Who the clients are, and what they train on."""
+    if not bundle.own_data and (interactions or as_of or task):
+        given = "--interactions" if interactions else "--as-of" if as_of else "--task"
+        raise ConfigError(
+            f"{given}: the clients of this bundle have no data of their own",
+            hint="pack --items CATALOGUE for clients that do",
+        )
     if bundle.synthetic is not None:
         return synthetic_maker(bundle)
-    from tessera.services.task_clients import task_maker
+    if not bundle.own_data:
+        from tessera.services.task_clients import task_maker
 
-    return task_maker(bundle, data, entropy)
+        return task_maker(bundle, data, entropy)
+    if interactions is None:
+        raise ConfigError(
+            "this federation's clients read interactions of their own, and none are named",
+            hint="--interactions mine.csv",
+        )
+    from tessera.services.packing import sources, task_function
+
+    make = task_function(bundle, task)  # before any code of others is imported, or data are read
+    from tessera.services.task_clients import own_maker
+
+    said = partial(typer.echo, err=True)
+    return own_maker(
+        bundle, make, sources(interactions, as_of, several=several, said=said), entropy
+    )
 
 
 def several(text: str) -> list[ClientId]:

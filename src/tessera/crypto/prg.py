@@ -171,6 +171,9 @@ class Label(StrEnum):
     FIXED_GROUPS = "tessera fixed groups"  # a public salt, a client's id -> its place in an order
     SERVER_MODEL = "tessera server model"  # a server's model and what its step remembers -> digest
     BUNDLE = "tessera bundle"  # a plan and its first model -> the digest of a deployment
+    CATALOGUE = "tessera catalogue"  # ids by row, and what is said of them -> its digest
+    CODE = "tessera code"  # a package's files -> the digest by which a bundle names it
+    ID_KEY = "key of hashed ids"  # entropy -> the key under which a federation hashes its ids
     AUTHORITY = "authority key"  # entropy -> the key that signs a deployment's directory
     DIRECTORY = "tessera directory"  # signed: everybody's public keys
     REQUEST = "tessera request"  # signed: a request to the leader

@@ -24,6 +24,7 @@ Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 PARQUET: Final = (".parquet", ".pq")
+TEXTS: Final = (".csv", ".tsv", ".txt")
 LISTED: Final = 10
 """Bad lines that are named; the others are counted."""
 
@@ -82,6 +83,8 @@ def read(
     if not isinstance(source, str | Path):
         return _of_frame(source, wanted)
     path = Path(source)
+    if path.is_dir():
+        return _of_folder(path, wanted, separator, encoding)
     if path.suffix in PARQUET:
         return _of_parquet(path, wanted, distinct)
     return of_text(path, delimited.sniff(path, separator, encoding), wanted, distinct=distinct)
@@ -106,6 +109,8 @@ def names_of(source: Any) -> list[str]:
     if not isinstance(source, str | Path):
         return list(_as_table(source).column_names)
     path = Path(source)
+    if path.is_dir():
+        return names_of(_files(path)[0])
     if path.suffix in PARQUET:
         return list(_schema(path).names)
     return delimited.header(path, delimited.sniff(path, None, None))
@@ -164,6 +169,50 @@ def _of_parquet(path: Path, wanted: Sequence[str], distinct: Collection[str]) ->
 
 def _not_parquet(path: Path, broken: Exception) -> ConfigError:
     return ConfigError(f"{path}: not readable as Parquet ({broken})", hint="write it again")
+
+
+# -- folders
+
+
+def _files(folder: Path) -> list[Path]:
+    """The tables in a folder, by name."""
+    found = sorted(path for path in folder.iterdir() if path.suffix in (*PARQUET, *TEXTS))
+    if not found:
+        raise ConfigError(
+            f"{folder}: no tables in it", hint=f"files that end in {', '.join((*TEXTS, *PARQUET))}"
+        )
+    return found
+
+
+def _of_folder(
+    folder: Path, wanted: Sequence[str], separator: str | None, encoding: str | None
+) -> Columns:
+    """All its tables, one behind the other; each has all columns."""
+    pa = delimited.load()
+    found = [
+        read(path, wanted, separator=separator, encoding=encoding).table for path in _files(folder)
+    ]
+    try:
+        table = pa.arrow.concat_tables(
+            [one.cast(_plain(one.schema)) for one in found], promote_options="permissive"
+        )
+    except (pa.arrow.ArrowException, TypeError) as error:
+        raise ConfigError(
+            f"{folder}: its tables do not fit together ({error})", hint="the same columns in each"
+        ) from error
+    return Columns(folder.name, table)
+
+
+def _plain(schema: Any) -> Any:
+    """Without dictionaries, which differ from file to file."""
+    pa = delimited.load()
+    kinds = pa.arrow.types
+    return pa.arrow.schema(
+        [
+            (one.name, one.type.value_type if kinds.is_dictionary(one.type) else one.type)
+            for one in schema
+        ]
+    )
 
 
 # -- frames

@@ -135,6 +135,7 @@ class ClientData:
     public_rows: bool = True  # which ids there are is known whatever the examples are
     undrawn: Pools | None = field(default=None, repr=False)
     timeline: Timeline | None = field(default=None, repr=False)  # None: the events have no times
+    of_nobody: bool = False  # a catalogue, for which a model is made before anybody has read a file
 
     def __post_init__(self) -> None:
         for part, offsets, what in (
@@ -147,7 +148,7 @@ class ClientData:
             raise MisuseError(f"{self.name}: training and test parts are of different clients")
         if self.titles and len(self.titles) != self.sizes["item"]:
             raise MisuseError(f"{self.name}: not one title per item")
-        if not len(self.train):
+        if not len(self.train) and not self.of_nobody:
             raise ConfigError(f"{self.name}: no training examples", hint="is the data set empty?")
 
     @property

@@ -6,6 +6,7 @@ rows that all clients agree on without telling each other what they have:
 - `ids="dictionary"`: a public file with one id per line; the line's number is the row. An id not
   in it is *cold*: its interactions are dropped, or (`unknown="row"`) all share one last row.
   Without a file the dictionary is made of this one, which suits a simulation and nothing else.
+  An `ItemCatalogue` (`data/catalogue.py`) is such a list, with titles and what else is public.
 - `ids="hash"`: row = keyed hash of the id modulo `buckets`. No file, no cold ids; ids that fall
   into one bucket share a row. The key is public and hides nothing: all have to use the same.
 
@@ -13,6 +14,8 @@ Whose device holds a line, and whom it is about, are two questions: `client` and
 columns that answer them, and both are `user` where they are left out. So shops can be clients and
 shoppers the people in them (`data/subjects.py`). Lines without a subject are kept and counted: what
 becomes of them is decided where people are protected.
+
+A deployed client reads its own file, which need not name its user (`alone`): all lines are its own.
 
 What was cold or fell together is counted among the facts. A click is a label of 1, or a value of at
 least `threshold`. Without a label every line is a click, and clients draw negatives beside them
@@ -33,7 +36,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.prg import Label
-from tessera.data import columns, item_features, published, values
+from tessera.data import columns, delimited, item_features, published, values
+from tessera.data.catalogue import ItemCatalogue
 from tessera.data.clicks import Ints, Log, check, click_data, with_negatives
 from tessera.data.columns import SKIP, STOP, BadLines, Columns, Mask
 from tessera.data.examples import NONE, ClientData, Timeline
@@ -52,6 +56,9 @@ MAX_BUCKETS: Final = 2**32
 MAX_MAPPED: Final = 2**26
 """Rows that can have categories: the map from rows to categories is an array."""
 _MAX_KEY: Final = 64  # bytes, of BLAKE2b
+UNKNOWN_IDS: Final = "items that the catalogue lacks"
+UNKNOWN_LINES: Final = "interactions with them, which wait"
+"""Among facts, of a catalogue."""
 OWN_FIELDS: Final = ("user", "item", "history", "label", "rate", "target", "category", "subject")
 """Fields of an example that a feature column must not hide."""
 
@@ -80,7 +87,7 @@ class Interactions:
     category: str | None = None
     features: Sequence[str] = ()
     ids: str = "dictionary"
-    dictionary: Path | str | None = None
+    dictionary: Path | str | ItemCatalogue | None = None
     unknown: str = "drop"
     buckets: int = 2**20
     key: bytes = KEY
@@ -107,12 +114,20 @@ class Interactions:
     @property
     def columns(self) -> list[str]:
         """All columns that are read."""
-        named = (self.holder, self.person, self.item, self.time, self.label, self.category)
-        about = () if self.item_features else (self.title, *self.attributes)
+        named = (self.holder, self.person, self.item, self.time, self.label)
+        about = (self.title, *self.attributes, self.category)
+        if self.catalogue is not None:  # it says all that there is to say about items
+            about = ()
+        elif self.item_features:
+            about = (self.category,)
         return [one for one in (*named, *self.features, *about) if one is not None]
 
     @property
-    def catalogue(self) -> bool:
+    def catalogue(self) -> ItemCatalogue | None:
+        return self.dictionary if isinstance(self.dictionary, ItemCatalogue) else None
+
+    @property
+    def public_list(self) -> bool:
         """Whether negatives are drawn from a public list and not from what occurs."""
         return self.ids != "hash" and self.dictionary is not None
 
@@ -150,6 +165,41 @@ class Interactions:
                 )
 
 
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A deployed client that reads its own file: its number among so many clients.
+
+    `as_of` is when all of it was, in seconds since 1970, where the file has no times: its owner's
+    word that nothing in it is later.
+    """
+
+    client: int
+    clients: int
+    as_of: int | None = None
+
+    def columns(self, source: Any, how: Interactions) -> list[str]:
+        """Those of `how` that have to be there: who it is about is known, and when by `as_of`."""
+        there = columns.names_of(source)
+        own = {how.holder} if how.holder != how.person or how.subject is None else set()
+        if self.as_of is not None and how.time is not None:
+            own.add(how.time)
+        return [one for one in how.columns if one in there or one not in own]
+
+    def holder(self, table: Columns, how: Interactions) -> Encoded:
+        """This client, of every line; `ConfigError` if lines are of several."""
+        pa = delimited.load()
+        if how.holder in table.table.column_names:
+            found = encoded(table, how.holder)
+            if len(found.names) > 1:
+                raise ConfigError(
+                    f"{table.where}: lines of {len(found.names):,} in the column {how.holder!r}, "
+                    "and a client has its own alone",
+                    hint="one file for each client",
+                )
+            return Encoded(found.names, np.zeros(len(table), np.int64))
+        return Encoded(pa.arrow.array([""]), np.zeros(len(table), np.int64))
+
+
 @dataclass(slots=True)
 class _Lines:
     """The good lines of a table by their columns; None for a column that is not named."""
@@ -167,9 +217,9 @@ class _Lines:
     good: Mask  # of all lines of the table
 
     @classmethod
-    def of(cls, source: Any, how: Interactions) -> _Lines:
+    def of(cls, source: Any, how: Interactions, alone: Alone | None = None) -> _Lines:
         """What can be read; bad lines are refused or left out."""
-        wanted = how.columns
+        wanted = how.columns if alone is None else alone.columns(source, how)
         table = columns.read(
             source,
             wanted,
@@ -178,7 +228,8 @@ class _Lines:
             distinct=[one for one in wanted if one == how.time and wanted.count(one) == 1],
         )
         bad = BadLines(table)
-        who, what = encoded(table, how.holder), encoded(table, how.item)
+        what = encoded(table, how.item)
+        who = encoded(table, how.holder) if alone is None else alone.holder(table, how)
         whom = who if how.person == how.holder else encoded(table, how.person)
         for column, found in ((how.holder, who), (how.item, what)):
             bad.add(
@@ -187,13 +238,22 @@ class _Lines:
                 hint="every line needs a user and an item",
             )
         when = None
-        if how.time is not None:
+        if how.time is not None and how.time in table.table.column_names:
             when = values.times(table, how.time, bad, how.time_format or "")
+        elif alone is not None and alone.as_of is not None:
+            when = np.full(len(table), float(alone.as_of))
         clicked = np.ones(len(table), dtype=np.bool_)
         if how.label is not None:
             clicked = _clicked(table, how.label, how.threshold, bad)
-        kinds = None if how.category is None else encoded(table, how.category)
+        listed = how.category is None or how.catalogue is not None
+        kinds = None if listed else encoded(table, how.category or "")
         more, sizes = _features(table, how.features, bad)
+        if alone is not None and sizes:
+            raise ConfigError(
+                f"{table.where}: {next(iter(sizes))!r} is a feature of words, which every client "
+                "would number in its own way",
+                hint="features of deployed clients are numbers",
+            )
         facts = bad.settle(how.on_bad)
         good_lines = cls(table, who, whom, what, clicked, when, kinds, more, sizes, facts, bad.good)
         if not bad.good.all():
@@ -219,11 +279,16 @@ class _Lines:
         return None if self.when is None else Timeline.of(values.seconds(self.when), up_to)
 
 
-def read(source: Any, how: Interactions, *, until: int | None = None) -> ClientData:
-    """Interactions of a path or a frame as click examples; with `until` those up to then."""
+def read(
+    source: Any, how: Interactions, *, until: int | None = None, alone: Alone | None = None
+) -> ClientData:
+    """Interactions of a path or a frame as click examples; with `until` those up to then.
+
+    With `alone` all of them are one client's.
+    """
     name = Path(source).name if isinstance(source, str | Path) else type(source).__name__
     how.check(name)
-    found = _Lines.of(source, how)
+    found = _Lines.of(source, how, alone)
     rows, items, names, about = _rows(found.what, how)
     facts = found.facts | about
     category_of, categories = None, None
@@ -234,6 +299,8 @@ def read(source: Any, how: Interactions, *, until: int | None = None) -> ClientD
             )
         category_of, categories, doubts = _categories(found.kinds, rows, items)
         facts["items with several categories, the first counts"] = doubts
+    if how.catalogue is not None and (category_of := how.catalogue.category_of) is not None:
+        categories = int(category_of.max()) + 1
     known = rows >= 0
     if not known.any():
         raise ConfigError(f"{found.table.where}: no item of it is in the dictionary")
@@ -241,7 +308,11 @@ def read(source: Any, how: Interactions, *, until: int | None = None) -> ClientD
     when = None if found.when is None else found.when[known]
     line = np.flatnonzero(known) if found.features else None
     clients, subjects = found.who.texts(), found.whom.texts()
-    pair, pairs = _at_clients(found.who.codes, found.whom.codes, len(clients), len(subjects))
+    held_at = found.who.codes if alone is None else found.who.codes + alone.client
+    if alone is not None:  # numbered as in the federation
+        clients = [""] * alone.clients
+    whom = held_at if found.whom is found.who else found.whom.codes
+    pair, pairs = _at_clients(held_at, whom, len(clients), len(subjects))
     log, held, pools = (
         Log.sorted(pair[known], rows[known], found.clicked[known], when, line),
         None,
@@ -253,11 +324,11 @@ def read(source: Any, how: Interactions, *, until: int | None = None) -> ClientD
             users=len(pairs),
             items=items,
             each=how.negatives,
-            catalogue=np.arange(items) if how.catalogue else None,
+            catalogue=_named(how, items) if how.public_list else None,
             test_share=how.test_share,
         )
         log, held, pools = sampled.log, sampled.held, sampled.pools
-        whence = "the dictionary" if how.catalogue else "the items of the same part"
+        whence = "the dictionary" if how.public_list else "the items of the same part"
         facts["click"] = (
             f"every interaction; each beside {how.negatives} drawn evenly from {whence}"
         )
@@ -293,25 +364,34 @@ def read(source: Any, how: Interactions, *, until: int | None = None) -> ClientD
         sizes={**data.sizes, **found.sizes},
         ids={"item": names},
         public_rows=how.ids == "hash" or how.dictionary is not None,
-        timeline=found.timeline(lambda until: read(source, how, until=until)),
+        titles=[] if how.catalogue is None else how.catalogue.all_titles,
+        timeline=found.timeline(lambda until: read(source, how, until=until, alone=alone)),
     )
     if how.client is None and how.subject is None:  # a user is a client and a person
-        return replace(data, ids={**data.ids, "user": RowNames(clients)})
+        people = {} if alone is not None else {"user": RowNames(clients)}
+        return replace(data, ids={**data.ids, **people})
     of = pairs[np.concatenate([data.train["user"], data.test["user"]])]
-    people = of % (len(subjects) + 1)
+    person = of % (len(subjects) + 1)
     moved = held_by(
         data,
         of // (len(subjects) + 1),
-        np.where(people == len(subjects), NONE, people),
+        np.where(person == len(subjects), NONE, person),
         clients=len(clients),
         subjects=len(subjects),
     )
-    of_people = {"client": RowNames(clients), "subject": RowNames(subjects)}
+    of_people = {"subject": RowNames(subjects)}
+    if alone is None:
+        of_people["client"] = RowNames(clients)
     return replace(data, ids={**data.ids, **of_people}, **moved)
 
 
 def read_sequences(
-    source: Any, how: Interactions, *, part: str = TEST, until: int | None = None
+    source: Any,
+    how: Interactions,
+    *,
+    part: str = TEST,
+    until: int | None = None,
+    alone: Alone | None = None,
 ) -> SequenceData:
     """The same lines as what came next: every one counts, or those whose label is a click."""
     name = Path(source).name if isinstance(source, str | Path) else type(source).__name__
@@ -321,24 +401,29 @@ def read_sequences(
             f"{name}: what comes next is of users who are clients, by their items alone",
             hint="leave client, subject, category and features out",
         )
-    found = _Lines.of(source, how)
+    found = _Lines.of(source, how, alone)
     rows, items, names, about = _rows(found.what, how)
     kept = (rows >= 0) & found.clicked & found.up_to(until)
     if not kept.any():
         raise ConfigError(f"{found.table.where}: no line of it counts", hint="label, threshold?")
     described = _described(found, rows, items, names, how)
-    users = found.who.texts()
     when = None if found.when is None else found.when[kept]
-    who, what = found.who.codes[kept], rows[kept]
+    who, what, users = found.who.codes[kept], rows[kept], len(found.who.names)
+    people = {"user": RowNames(found.who.texts())}
+    if alone is not None:
+        who, users, people = who + alone.client, alone.clients, {}
     dialect = found.table.dialect
     data = sequence_data(
         name,
-        Sequences.sorted(who, what, when, users=len(users), items=items),
+        Sequences.sorted(who, what, when, users=users, items=items),
         items=items,
         length=how.history,
         part=part,
-        ordered=when is not None,
-        ids={"item": names, "user": RowNames(users)},
+        ordered=how.time is not None,
+        alone=alone is not None,
+        popularity=None if how.catalogue is None else how.catalogue.weights,
+        waiting=0 if how.catalogue is None else how.catalogue.room,
+        ids={"item": names, **people},
         titles=described.titles,
         attributes=described.attributes,
         facts={
@@ -355,14 +440,23 @@ def read_sequences(
     return replace(
         data,
         public_rows=how.ids == "hash" or how.dictionary is not None,
-        timeline=found.timeline(lambda until: read_sequences(source, how, part=part, until=until)),
+        timeline=found.timeline(
+            lambda until: read_sequences(source, how, part=part, until=until, alone=alone)
+        ),
     )
+
+
+def _named(how: Interactions, items: int) -> Ints:
+    """Rows of a public list that have an item."""
+    return np.arange(items - (0 if how.catalogue is None else how.catalogue.room))
 
 
 def _described(
     found: _Lines, rows: Ints, items: int, names: RowNames, how: Interactions
 ) -> ItemFeatures:
-    """Titles and attributes of items, by the second file or by this one."""
+    """Titles and attributes of items, by the catalogue, the second file or this one."""
+    if how.catalogue is not None:
+        return ItemFeatures(how.catalogue.all_titles)
     named: dict[str, Any] = {"items": items, "title": how.title, "attributes": how.attributes}
     if how.item_features is not None:
         return item_features.of_file(
@@ -433,9 +527,18 @@ def _at_clients(who: Ints, whom: Ints, clients: int, subjects: int) -> tuple[Int
 
 
 def _looked_up(
-    found: Encoded, dictionary: Path | str | None, unknown: str
+    found: Encoded, dictionary: Path | str | ItemCatalogue | None, unknown: str
 ) -> tuple[Ints, int, RowNames, dict[str, Any]]:
     names = found.texts()
+    if isinstance(dictionary, ItemCatalogue):
+        place = np.array([dictionary.row(one) for one in names], dtype=np.int64)
+        rows = place[found.codes]
+        known_facts = {
+            "rows": f"a catalogue of {len(dictionary.ids):,} items, {dictionary.room:,} rows wait",
+            UNKNOWN_IDS: int((place < 0).sum()),
+            UNKNOWN_LINES: int((rows < 0).sum()),
+        }
+        return rows, dictionary.rows, dictionary.names, known_facts
     if dictionary is None:
         facts: dict[str, Any] = {"rows": f"a dictionary made of this file, {len(names)} ids"}
         return found.codes, len(names), RowNames(names), facts

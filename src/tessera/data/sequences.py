@@ -91,6 +91,10 @@ class SequenceData(ClientData):
     events: Sequences = field(repr=False)
     ordered: bool = True
     attributes: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict, repr=False)
+    popularity: npt.NDArray[np.float64] | None = field(default=None, repr=False)
+    """Of each item, where a public list says so; else it is what the data have."""
+    waiting: int = 0
+    """Of the items the last ones, which a growing catalogue has not named yet."""
     final: Examples | None = field(default=None, repr=False)
 
 
@@ -110,12 +114,18 @@ def sequence_data(
     length: int = LENGTH,
     part: str = TEST,
     ordered: bool = True,
+    alone: bool = False,
+    popularity: npt.NDArray[np.float64] | None = None,
+    waiting: int = 0,
     ids: Mapping[str, RowNames] | None = None,
     titles: Sequence[str] = (),
     attributes: Mapping[str, npt.NDArray[np.float64]] | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> SequenceData:
-    """The examples of everybody's items; a history has the latest `length`."""
+    """The examples of everybody's items; a history has the latest `length`.
+
+    `alone`: they are one client's own, of whom nothing need be tested.
+    """
     if part not in (TEST, VALIDATION):
         raise ConfigError(f"{name}: part = {part!r}", hint=f"{TEST} or {VALIDATION}")
     if not 1 <= length <= MOST_HISTORY:
@@ -125,7 +135,7 @@ def sequence_data(
     before = (events.counts >= 3).astype(np.int64) if part == VALIDATION else np.zeros_like(last)
     kept = events.counts - last - before
     tested = before if part == VALIDATION else last
-    if not tested.any():
+    if not tested.any() and not alone:
         raise ConfigError(
             f"{name}: no user has {3 if part == VALIDATION else 2} items, of which one is held out",
             hint="what comes next is learnt from users with several items",
@@ -141,6 +151,8 @@ def sequence_data(
         name=name,
         events=events.first(kept),
         ordered=ordered,
+        popularity=popularity,
+        waiting=waiting,
         train=_examples(events, trains, place, length),
         offsets=offsets(kept),
         test=_held_out(events, tests, place, length),

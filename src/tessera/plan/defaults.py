@@ -179,6 +179,8 @@ class TaskFacts:
 
 FINE: Final = 2**18
 """Levels with which 30 million words lengthen a vector by less than a thousandth."""
+UNKNOWN: Final = 100
+"""Examples that a client trains on in a round, at most, where nobody has seen any."""
 USUAL: Final = 0.95
 """The share of clients that train on all they have, under a cap that a task gives."""
 
@@ -192,6 +194,8 @@ def clients_with_data(plan: Plan, task: Task) -> int:
 def usual_work(task: Task) -> int:
     """As many examples as this share of clients has at most."""
     counts = np.diff(task.data.offsets)
+    if not counts.any():  # of nobody: a catalogue
+        return UNKNOWN
     return int(np.quantile(counts[counts > 0], USUAL, method="higher"))
 
 
@@ -532,7 +536,8 @@ def check_beside(plan: Plan, task: Task) -> None:
 def check_weights(bound: BoundModel) -> None:
     """Refuse negatives drawn by counts of rows: with [dp] nobody has paid for these counts."""
     softmax = bound.candidates
-    if softmax is not None and softmax.weights is not None and np.ptp(softmax.weights) > 0:
+    weights = None if softmax is None else softmax.weights
+    if weights is not None and np.ptp(weights[weights > 0]) > 0:
         raise ConfigError(
             "[dp] with negatives that are drawn by how often items occur: the counts follow from "
             "the data, and nothing is charged for them",
@@ -701,7 +706,8 @@ def check_shared_rows(task: Task, bound: BoundModel) -> None:
     for table in bound.tables:
         roots = () if table.local or table.derived_from else table.fields
         columns = [task.data.train[name] for name in roots]
-        if any(column.ndim == 1 and np.array_equal(column, whose) for column in columns):
+        same = any(column.ndim == 1 and np.array_equal(column, whose) for column in columns)
+        if "user" in roots if task.data.of_nobody else same:
             raise ConfigError(
                 f'level = "groups" with table {table.name!r}, which has a row for each client: '
                 "its group would not hide which rows the client holds",

@@ -610,7 +610,7 @@ class Plan:
     # --- TOML -----------------------------------------------------------------------------------
 
     @classmethod
-    def read(cls, path: Path) -> Plan:
+    def read(cls, path: Path, *, own_task: bool = False) -> Plan:
         try:
             if path.stat().st_size > toml.MOST_BYTES:
                 raise ConfigError(
@@ -622,16 +622,17 @@ class Plan:
             raise ConfigError(f"{path}: not text", hint=toml.EXAMPLE) from None
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}", hint=toml.EXAMPLE) from error
-        return cls.parse(text, source=str(path))
+        return cls.parse(text, source=str(path), own_task=own_task)
 
     @classmethod
-    def parse(cls, text: str, *, source: str = "plan") -> Plan:
+    def parse(cls, text: str, *, source: str = "plan", own_task: bool = False) -> Plan:
+        """`own_task`: it is for a task of one's own, which is not named in it."""
         parts = toml.parse(text, source)
         try:
             plan = cls(**parts)
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}", hint=error.hint or toml.EXAMPLE) from error
-        if not plan.is_complete and not plan.task.name:
+        if not plan.is_complete and not plan.task.name and not own_task:
             raise ConfigError(
                 f"{source}: the model has neither tables nor a dense part, and there is no task",
                 hint="add a [task], a [[table]], or dense = N in [model]",

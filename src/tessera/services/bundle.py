@@ -1,8 +1,10 @@
-"""A bundle: what all parties of a deployment begin with. The completed plan, the first model, maps.
+"""A bundle: what all parties of a deployment begin with. The completed plan, the first model, maps;
+where clients have data of their own, also the catalogue of items, and the code by name and digest.
 
-A leader and a helper make their model from it without PyTorch, and both the same. One file of
-arrays (`.npz`); its digest covers every byte of content and is what journals and requests are bound
-to, so that nobody goes on under another plan or from another model.
+All of it is public; where clients have data of their own nothing in it follows from these. Leader
+and helper make their model from it without PyTorch, and both the same. One file of arrays (`.npz`);
+its digest covers every byte of content and is what journals and requests are bound to, so that
+nobody goes on under another plan or from another model.
 """
 
 from __future__ import annotations
@@ -11,17 +13,18 @@ import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
+from tessera.data.catalogue import ItemCatalogue
 from tessera.errors import ConfigError, MisuseError
 from tessera.learning.tables.submodel import Floats, read_npz
 from tessera.learning.tables.table import (
@@ -41,10 +44,15 @@ from tessera.plan import Plan, ServicePlan
 from tessera.rounds.noise import noise_of
 from tessera.rounds.party import ServerModel
 from tessera.rounds.resolve import resolve
+from tessera.services.code import NamedCode
 from tessera.simulation import population
 
-VERSION: Final = 2
-PLAN, ABOUT, DENSE = "plan", "about", "dense"
+if TYPE_CHECKING:
+    from tessera.tasks import Task
+    from tessera.tasks.own import OwnInteractions
+
+VERSION: Final = 3
+PLAN, ABOUT, DENSE, CATALOGUE = "plan", "about", "dense", "catalogue"
 GIVEN, MAP = "given/", "map/"
 
 
@@ -54,6 +62,27 @@ class SyntheticClients:
 
     clients: int
     rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What the module's parameters are called: of the dense part each with its shape, in order, and
+    of the tables by name. `architecture` makes a module of ours again, `history` is how many items
+    back it looks."""
+
+    dense: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    tables: Mapping[str, str] = field(default_factory=dict)
+    architecture: Mapping[str, Any] | None = None
+    history: int = 0
+
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> ModelShape:
+        return cls(
+            dense=tuple((str(name), tuple(map(int, shape))) for name, shape in found["dense"]),
+            tables=dict(found["tables"]),
+            architecture=found["architecture"],
+            history=int(found["history"]),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +98,12 @@ class Bundle:
     """Digest of the public counts by which clients draw negatives, if they do."""
     clients: int
     synthetic: SyntheticClients | None = None
+    own_data: bool = False
+    """Whether every client reads interactions of its own."""
+    catalogue: ItemCatalogue | None = field(default=None, repr=False)
+    code: NamedCode | None = None
+    """The task function, where it is not one of ours."""
+    shape: ModelShape = field(default_factory=ModelShape, repr=False)
 
     def __post_init__(self) -> None:
         check_deployable(self.plan)
@@ -148,8 +183,18 @@ class Bundle:
                 for spec in self.specs.values()
             ],
             "counts": self.counts.hex(),
+            "own_data": self.own_data,
+            "code": None if self.code is None else [self.code.name, self.code.digest.hex()],
+            "shape": {
+                "dense": [[name, list(shape)] for name, shape in self.shape.dense],
+                "tables": dict(self.shape.tables),
+                "architecture": self.shape.architecture,
+                "history": self.shape.history,
+            },
         }
+        listed = {} if self.catalogue is None else {CATALOGUE: _bytes(self.catalogue.to_json())}
         return {
+            **listed,
             PLAN: _bytes(plan.to_toml()),
             ABOUT: _bytes(json.dumps(about)),
             DENSE: self.dense.astype("<f4"),
@@ -188,7 +233,8 @@ class Bundle:
             )
             for t in about["tables"]
         }
-        rows = about["synthetic"]
+        rows, code = about["synthetic"], about["code"]
+        listed = arrays.get(CATALOGUE)
         return cls(
             plan=plan,
             dense=arrays[DENSE].astype(np.float32),
@@ -205,6 +251,10 @@ class Bundle:
             },
             counts=bytes.fromhex(about["counts"]),
             clients=about["clients"],
+            own_data=about["own_data"],
+            catalogue=None if listed is None else ItemCatalogue.from_json(listed.tobytes()),
+            code=None if code is None else NamedCode(code[0], bytes.fromhex(code[1])),
+            shape=ModelShape.of_json(about["shape"]),
             synthetic=None
             if rows is None
             else SyntheticClients(clients=about["clients"], rows=rows),
@@ -287,9 +337,54 @@ def pack_synthetic(plan: Plan, clients: int, rows: int) -> Bundle:
 def pack_task(plan: Plan, data: Path | None) -> Bundle:
     """The plan completed by its task, and the task's first model. Needs PyTorch."""
     from tessera import tasks
-    from tessera.runs.training import Clients, complete
+    from tessera.runs.training import eligible
 
     task = tasks.load(plan.task.name, data=data, **plan.task.options)
+    if plan.grouped and plan.groups.period and task.data.timeline is None:
+        raise ConfigError(
+            f"[groups] period = {plan.groups.period} with task {task.name!r}, whose data have no "
+            "times: there is nothing to cut a new period's data by, and what is fixed on arrival "
+            "shows whose it is",
+            hint="period = 0, or data with times",
+        )
+    return _packed(plan, task, lambda plan: int(max(eligible(task.data, plan))) + 1)
+
+
+def pack_own(
+    plan: Plan,
+    make: Callable[[OwnInteractions], Task],
+    own: OwnInteractions,
+    code: NamedCode | None = None,
+) -> Bundle:
+    """For clients that read their own interactions: the model of a task function, made from what
+    is public alone. `code` names the function where it is not one of ours. Needs PyTorch."""
+    task = make(own)
+    if not task.data.of_nobody:
+        raise ConfigError(
+            f"task {task.name!r} was made of examples, and a bundle holds what is public",
+            hint="a task function reads by what it is given: own.clicks, own.sequences, own.read",
+        )
+    return _packed(
+        plan,
+        task,
+        lambda _: own.clients,
+        own_data=True,
+        catalogue=own.catalogue,
+        code=code,
+    )
+
+
+def _packed(
+    plan: Plan,
+    task: Task,
+    clients: Callable[[Plan], int],
+    *,
+    own_data: bool = False,
+    catalogue: ItemCatalogue | None = None,
+    code: NamedCode | None = None,
+) -> Bundle:
+    from tessera.runs.training import complete
+
     if task.setup is not None:
         raise ConfigError(
             f"task {task.name!r} has a set-up over all clients, which is not part of a deployment "
@@ -302,20 +397,16 @@ def pack_task(plan: Plan, data: Path | None) -> Bundle:
             f"task {task.name!r} has two models, and a federation trains one",
             hint=f'a federation with model = "{one}" and another with model = "{other}" in [task]',
         )
-    if plan.grouped and plan.groups.period and task.data.timeline is None:
-        raise ConfigError(
-            f"[groups] period = {plan.groups.period} with task {task.name!r}, whose data have no "
-            "times: there is nothing to cut a new period's data by, and what is fixed on arrival "
-            "shows whose it is",
-            hint="period = 0, or data with times",
-        )
     plan = complete(plan, task)
+    count = clients(plan)
     task = resolve(plan).cohorts.task_of(task)
     module = task.build(plan.seed)
     bound = task.bind(module)
-    names = [t.name for t in bound.tables if not t.local]
+    shared = [t for t in bound.tables if not t.local]
+    names = [t.name for t in shared]
     specs = {name: bound.spec(name, seed=plan.seed) for name in names}
     maps = {name: each for name, each in bound.derived_maps().items() if name in names}
+    history = task.data.train.fields.get("history")
     return Bundle(
         plan=plan,
         dense=bound.pack(module),
@@ -326,5 +417,14 @@ def pack_task(plan: Plan, data: Path | None) -> Bundle:
             for name, each in maps.items()
         },
         counts=bound.counts_digest,
-        clients=int(max(Clients(task, bound, plan).eligible)) + 1,
+        clients=count,
+        own_data=own_data,
+        catalogue=catalogue,
+        code=code,
+        shape=ModelShape(
+            dense=bound.dense,
+            tables={t.name: t.parameter for t in shared},
+            architecture=task.architecture,
+            history=0 if history is None or history.ndim != 2 else history.shape[1],
+        ),
     )

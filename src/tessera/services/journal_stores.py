@@ -131,6 +131,7 @@ def _value(plain: Any) -> Any:
 LAST_ROUND: Final = "last round"
 SECRET: Final = "secret"
 EXAMPLES: Final = "examples of the period"
+CUTOFF: Final = "cut-off of the period"
 AGREEMENT: Final = "agreement"
 ATTENDANCE: Final = "rounds of a training"
 KEYS: Final = "keys"
@@ -439,11 +440,21 @@ class JournalExamples:
         with np.load(io.BytesIO(stored), allow_pickle=False) as columns:
             return Examples({name: columns[name] for name in columns.files})
 
-    def keep(self, examples: Examples) -> None:
-        """Inside the step that begins the period."""
+    @property
+    def cutoff(self) -> tuple[int, bytes] | None:
+        """Up to when they are, and the digest of what was read; None before the first period."""
+        stored = self._journal.fact(self._party, CUTOFF)
+        if stored is None:
+            return None
+        moment, _, digest = stored.decode().partition(" ")
+        return int(moment), bytes.fromhex(digest)
+
+    def keep(self, examples: Examples, cutoff: int, read: bytes) -> None:
+        """Inside the step that begins the period; `read`: the digest of what they were made of."""
         written = io.BytesIO()
         np.savez(written, allow_pickle=False, **examples.fields)
         self._journal.set_fact(self._party, EXAMPLES, written.getvalue())
+        self._journal.set_fact(self._party, CUTOFF, f"{cutoff} {read.hex()}".encode())
 
 
 class JournalRows:

@@ -88,7 +88,18 @@ RENAMED: Final[Mapping[str, str]] = {"goods": "items"}
 def load(name: str, *, data: Path | str | None = None, **options: Any) -> Task:
     """The task of this name. `data` is the folder of data sets (else TESSERA_DATA says)."""
     task = known(name)
-    allowed = task.options
+    check_options(name, options)
+    model = {key: options.pop(key) for key in task.kind.options if key in options}
+    if "folder" in inspect.signature(task.read).parameters:
+        options["folder"] = data
+    found = task.read(**options)
+    title = task.title.format(data=found)
+    return task.kind.make(found, title=title, recommended=task.recommended, **task.fixed, **model)
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """`ConfigError` for options that a task does not have, or of another type."""
+    allowed = known(name).options
     for option, value in options.items():
         if option not in allowed:
             hint = closest(option, allowed)
@@ -96,12 +107,6 @@ def load(name: str, *, data: Path | str | None = None, **options: Any) -> Task:
                 hint = f"it is called {RENAMED[option]} now"
             raise ConfigError(f"task {name!r} has no option {option!r}", hint=hint)
         _check_type(name, option, value, allowed[option])
-    model = {key: options.pop(key) for key in task.kind.options if key in options}
-    if "folder" in inspect.signature(task.read).parameters:
-        options["folder"] = data
-    found = task.read(**options)
-    title = task.title.format(data=found)
-    return task.kind.make(found, title=title, recommended=task.recommended, **task.fixed, **model)
 
 
 def own_names(
@@ -121,14 +126,8 @@ def own_names(
     else:
         return None
     said = {k: v for k, v in sorted(options.items()) if k not in made.kind.options and k != "path"}
-    ids = task.data.ids
+    ids, of_tables = task.data.ids, kinds_of_ids(task)
     people = ids.get("client") or ids.get("user")
-    of_tables = {}
-    for parameter, table in task.tables.tables.items():
-        if isinstance(table, Table):
-            of = [*table.fields, *([task.loss.kind] if isinstance(task.loss, Softmax) else [])]
-            kind = next((field for field in of if field in ids), table.fields[0])
-            of_tables[parameter.removesuffix(".weight")] = kind
     return OwnNames(
         person=str(client) if people is None else people.name(client),
         source=source,
@@ -136,6 +135,17 @@ def own_names(
         kinds=of_tables,
         names={kind: ids[kind] for kind in of_tables.values() if kind in ids},
     )
+
+
+def kinds_of_ids(task: Task) -> dict[str, str]:
+    """Of each table that is fetched, the kind of ids that its rows are."""
+    ids, found = task.data.ids, {}
+    for parameter, table in task.tables.tables.items():
+        if isinstance(table, Table):
+            of = [*table.fields, *([task.loss.kind] if isinstance(task.loss, Softmax) else [])]
+            kind = next((field for field in of if field in ids), table.fields[0])
+            found[parameter.removesuffix(".weight")] = kind
+    return found
 
 
 def _check_type(name: str, option: str, value: Any, default: Any) -> None:
@@ -231,29 +241,9 @@ def _own(
     encoding: str = "",
     on_bad: str = "stop",
 ) -> ClientData:
+    how = how_of(locals())
     if not path:
         raise ConfigError("task 'interactions' has no path", hint='such as path = "clicks.csv"')
-    how = Interactions(
-        user=user,
-        item=item,
-        client=client or None,
-        subject=subject or None,
-        time=time or None,
-        time_format=time_format or None,
-        label=label or None,
-        threshold=threshold or None,
-        category=category or None,
-        ids=ids,
-        dictionary=dictionary or None,
-        unknown=unknown,
-        buckets=buckets,
-        negatives=negatives,
-        history=history,
-        features=[name for one in features.split(",") if (name := one.strip())],
-        separator=separator or None,
-        encoding=encoding or None,
-        on_bad=on_bad,
-    )
     return interactions.read(path, how)
 
 
@@ -278,28 +268,31 @@ def _own_sequences(
     attributes: str = "",
     part: str = TEST,
 ) -> SequenceData:
+    how = how_of(locals())
     if not path:
         raise ConfigError("task 'sequences' has no path", hint='such as path = "purchases.csv"')
-    how = Interactions(
-        user=user,
-        item=item,
-        time=time or None,
-        time_format=time_format or None,
-        label=label or None,
-        threshold=threshold or None,
-        ids=ids,
-        dictionary=dictionary or None,
-        unknown=unknown,
-        buckets=buckets,
-        history=history,
-        separator=separator or None,
-        encoding=encoding or None,
-        on_bad=on_bad,
-        item_features=item_features or None,
-        title=title or None,
-        attributes=[name for one in attributes.split(",") if (name := one.strip())],
-    )
     return interactions.read_sequences(path, how, part=part)
+
+
+_ALWAYS: Final = ("item", "user", "ids", "unknown", "buckets", "history", "negatives", "on_bad")
+_LISTS: Final = ("features", "attributes")
+
+
+def how_of(options: Mapping[str, Any]) -> Interactions:
+    """Which columns are what, by the options of a task over one's own file.
+
+    "" and 0 stand for what is not given, but for a few options that are always.
+    """
+    given: dict[str, Any] = {}
+    for setting in fields(Interactions):
+        value = options.get(setting.name)
+        if setting.name in _LISTS:
+            given[setting.name] = [
+                name for one in (value or "").split(",") if (name := one.strip())
+            ]
+        elif value or (setting.name in _ALWAYS and value is not None):
+            given[setting.name] = value
+    return Interactions(**given)
 
 
 def from_frame(

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tessera.data.clicks import offsets
@@ -159,7 +160,9 @@ def _next(
         )
     if not 0.0 <= power <= 1.0:
         raise ConfigError(f"task {data.name!r}: power = {power}", hint="0 (evenly) to 1")
-    times = np.bincount(data.events.item, minlength=items).astype(np.float64)
+    public, times = data.popularity, data.popularity
+    if times is None:
+        times = np.bincount(data.events.item, minlength=items).astype(np.float64)
     longest = -(-(int(data.events.counts.max(initial=0)) + negatives) // 16) * 16
     architecture = {
         "name": "lags",
@@ -178,9 +181,10 @@ def _next(
             BIASES,
             target="item",
             negatives=negatives,
-            weights=np.power(times + 1.0, power),
-            # Of a user each item counts once. Evenly drawn, nothing follows from counts.
-            held=times / data.events.users if power else None,
+            weights=_weights(times, power, data.waiting),
+            # Of a user each item counts once. Evenly drawn, nothing follows from counts; and how
+            # many users hold an item is not what a public list of popularity says.
+            held=times / data.events.users if power and public is None else None,
             union_negatives=min(in_union, negatives),
         ),
         metric=metric,
@@ -191,12 +195,21 @@ def _next(
     )
 
 
+def _weights(times: npt.NDArray[np.float64], power: float, waiting: int) -> npt.NDArray[np.float64]:
+    """By which negatives are drawn; the last rows, which have no item yet, are none."""
+    found = np.power(times + 1.0, power)
+    found[len(found) - waiting :] = 0.0
+    return found
+
+
 def _penalised(recommended: Recommended, data: SequenceData) -> Recommended:
     """With L2 on the rows of a step, where a step adds up the losses of its examples.
 
     Here it takes their mean: hence the number of examples that a client trains on, on average.
     """
     counts = data.events.counts
+    if not counts.any():  # of nobody: a catalogue
+        counts = np.array([recommended.training.examples])
     each = float(np.minimum(counts[counts > 0], recommended.training.examples).mean())
     decay = float(f"{L2 / each:.2g}")
     return replace(recommended, training=replace(recommended.training, weight_decay=decay))
