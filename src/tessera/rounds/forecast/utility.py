@@ -17,8 +17,8 @@ g (b - b' + mean of e) + rate C z / D, with g = rate C h n f / D.
 
     left of the effect        a^T b
     noise                     variance (rate C s / D)^2 |(a^(T-1), ..., a, 1) C^-1|^2
-    the holders' own errors   everybody in every round: (1 - a^T)^2 v / n;
-                              others in each round: g^2 (1 + a^2 + ... + a^(2T-2)) v / (n f)
+    the holders' own errors   with everybody in every round (1 - a^T)^2 v / n; else a sum over the
+                              1 / f parts that take turns: g^2 (sum of their a^t)^2 v / (n f)
 
 C^-1 is the mixing of correlated noise, the identity where noise is independent; v is the variance
 of e. A row's error is the sum of the three (with t^2 for b^2). It is *learnt* if that is below t^2,
@@ -255,14 +255,20 @@ class UtilityForecast:
 
     @cached_property
     def own(self) -> Floats:
-        """Variance of what holders' own errors leave in a value."""
-        t, variance, left = self.training, self.effects.residual**2, self.left
-        holders = np.maximum(self.holders, 1.0)
-        if t.share >= 1.0:  # the same errors in every round
-            return np.asarray((1.0 - left**t.rounds) ** 2 * variance / holders)
-        powers = left[:, None] ** (2.0 * np.arange(t.rounds))
-        in_a_round = np.maximum(self.holders * t.share, 1e-9)
-        return np.asarray((1.0 - left) ** 2 * powers.sum(axis=1) * variance / in_a_round)
+        """Variance of what holders' own errors leave in a value.
+
+        As many parts as it takes for everybody to be in a round; a part comes back with the same
+        errors.
+        """
+        t, left = self.training, self.left
+        parts = max(1, round(1.0 / t.share))
+        powers = left[:, None] ** np.arange(t.rounds, dtype=np.float64)
+        whole = np.zeros((len(left), -(-t.rounds // parts) * parts))
+        whole[:, : t.rounds] = powers
+        by_part = whole.reshape(len(left), -1, parts).sum(axis=1)
+        holders = np.maximum(self.holders * t.share, t.share)  # of one part
+        moved = (1.0 - left) ** 2 * np.sum(by_part * by_part, axis=1)
+        return np.asarray(moved * self.effects.residual**2 / holders)
 
     @cached_property
     def selected(self) -> Floats:
@@ -326,18 +332,27 @@ class UtilityForecast:
         return replace(self, training=grown, users=users)
 
     def users_needed(self, *goals: Callable[[UtilityForecast], bool]) -> int | None:
-        """The fewest users with whom all these goals are met, within 1 %; None: no number does."""
+        """The fewest users with whom all these goals are met, within 1 %; None: no number does.
+
+        Of several answers the one nearest to the users there are: with a handful of users the sum
+        of means is no goal either.
+        """
 
         def met(users: int) -> bool:
             there = self.with_users(users)
             return all(goal(there) for goal in goals)
 
-        low, high = 1, 2
+        low = high = self.users
+        if met(self.users):
+            while low > 1 and met(low):
+                low, high = low // 2, low
+            if low == 1 and met(low):
+                return 1
         while not met(high):
             low, high = high, 2 * high
             if high > MOST_USERS:
                 return None
-        while high - low > max(1, low // 100):
+        while high - low > max(1, low // 200):
             middle = (low + high) // 2
             low, high = (low, middle) if met(middle) else (middle, high)
         return high
