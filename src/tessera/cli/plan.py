@@ -24,6 +24,7 @@ from tessera.cli.format import (
     warn_if_slow,
 )
 from tessera.cli.plan_page import show, show_schemes
+from tessera.cli.utility import PopularityFile, Skew, utility_of
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.plan import Plan, Scheme, Trust
@@ -87,6 +88,8 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    popularity: PopularityFile = None,
+    skew: Skew = 1.0,
     all_schemes: Annotated[
         bool,
         typer.Option("--all-schemes", help="Put all schemes side by side for the plan's task."),
@@ -135,6 +138,16 @@ def plan(
             hint="cohorts are drawn from the population; leave it out if they are all of it",
         )
     report = describe(forecast, path, joined=rounds, held=held, population=population or 0)
+    there = population or (found.cohort if held is None else held.clients)
+    utility = utility_of(
+        found,
+        users=there,
+        rows=max((table.rows for table in found.roots), default=0),
+        held=forecast.rows_per_client,
+        path=popularity,
+        skew=skew,
+    )
+    report["utility"] = None if utility is None else utility.as_json()
     report["filled_in"] = [
         {"key": one.key, "value": one.text, "because": one.because} for one in given
     ]

@@ -8,6 +8,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from tessera.cli.format import bounds
+from tessera.cli.utility import HEADING, utility_facts
 from tessera.privacy.dp.guarantee import OF_THE_ANSWERS
 from tessera.privacy.index.bound import CONDITIONS
 from tessera.privacy.index.exposure import LATER
@@ -38,6 +39,8 @@ def show(report: Mapping[str, Any]) -> None:
         page.facts(name, lines)
     for note in report["notes"]:
         page.say(note, lead="note:", loud="yellow")
+    if (report.get("utility") or {}).get("warning"):
+        page.say(report["utility"]["warning"], lead="warning:", loud="bold red")
 
 
 def preamble(report: Mapping[str, Any]) -> Iterator[str]:
@@ -150,6 +153,8 @@ def facts(report: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
         found[f"noise: epsilon at delta {report['dp']['delta']:.3g}, {report['dp']['scope']}"] = (
             noise_facts(report["dp"])
         )
+    if report.get("utility") is not None:
+        found[HEADING] = utility_facts(report["utility"])
     if "groups" in report:
         found["fixed groups that wait"] = group_facts(report)
     naming = report["naming"]

@@ -18,6 +18,7 @@ import typer
 
 from tessera.cli.format import AsJson
 from tessera.cli.privacy_choices import Choices, choices_in_words, choices_table
+from tessera.cli.utility import HEADING, PopularityFile, Skew, utility_facts, utility_of
 from tessera.errors import ConfigError
 from tessera.plan import (
     DPPlan,
@@ -152,6 +153,8 @@ def privacy_dp(
         float,
         typer.Option(help="Unit user: share of the budget to select rows by popularity; 0: none."),
     ] = 0.0,
+    popularity: PopularityFile = None,
+    skew: Skew = 1.0,
     as_json: AsJson = False,
 ) -> None:
     """Epsilon of Gaussian noise per item, user and subject, against each observer.
@@ -189,14 +192,26 @@ def privacy_dp(
     if catalogue or (plan is not None and found.setting.unit is Unit.USER):
         beside = choices_of(found, plan, catalogue, rows=rows, width=width, missing=used)
         report["choices"] = beside.described()
+    if plan is not None:
+        whole = noise_of(plan).calibrated()
+        utility = utility_of(
+            whole,
+            users=people(subjects) or whole.cohort,
+            rows=catalogue or max((table.rows for table in whole.roots), default=0),
+            held=rows,
+            path=popularity,
+            skew=skew,
+        )
+        report["utility"] = None if utility is None else utility.as_json()
     if history:
         report["interaction"] = interaction(found, history=history)
         if plan is not None and (why := uses_click_rate(plan)):
             report["interaction"] |= {"epsilon": None, "reason": why}
-    if warning:
-        typer.echo(f"warning: {warning}", err=True)
+    warnings = [warning, (report.get("utility") or {}).get("warning", "")]
+    for said in filter(None, warnings):
+        typer.echo(f"warning: {said}", err=True)
     if as_json:
-        typer.echo(json.dumps(report | {"warnings": [warning] if warning else []}))
+        typer.echo(json.dumps(report | {"warnings": [said for said in warnings if said]}))
     else:
         show(found, report, rows=rows, width=width)
 
@@ -521,6 +536,8 @@ def show(found: NoiseAccount, report: Mapping[str, Any], *, rows: int, width: in
     )
     for line in notes(report):
         page.say(line)
+    if report.get("utility") is not None:
+        page.facts(HEADING, utility_facts(report["utility"]))
     if "choices" in report:
         page.table(choices_table(report["choices"], found.cohort))
         for line in choices_in_words(report["choices"], found.cohort):

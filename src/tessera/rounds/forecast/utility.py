@@ -177,8 +177,8 @@ class NoisyTraining:
 
     @classmethod
     def of(cls, plan: Plan, users: int) -> NoisyTraining | None:
-        """None where noise is in steps of training, or there are no rows that it is on."""
-        if plan.dp is None or plan.dp.by_batches or not plan.roots:
+        """None where there is no noise, or where it is in steps of training."""
+        if plan.dp is None or plan.dp.by_batches:
             return None
         noise = noise_of(plan)
         dp, by_rows = noise.dp, noise.selects_rows
