@@ -628,3 +628,78 @@ def test_a_command_declared_elsewhere_has_its_own_help_and_errors(
         capsys.readouterr().err.splitlines()[-1]
         == f"hint: `tessera {name} --help` lists what there is"
     )
+
+
+# --- what noise leaves ----------------------------------------------------------------------------
+
+NOISY_PLAN = """
+scheme = "fedavg"
+cohort = {cohort}
+[model]
+dense = 0
+[[table]]
+name = "items"
+rows = 500
+width = 1
+[dp]
+unit = "user"
+epsilon = {epsilon}
+delta = 1e-6
+trust = "server"
+rows = "selected"
+threshold = -10.0
+[server]
+rate = 0.4
+[simulation]
+rounds = 3
+"""
+
+
+def noisy(tmp_path, *more, cohort=1_000, epsilon=3.0):
+    path = tmp_path / "noisy.toml"
+    path.write_text(NOISY_PLAN.format(cohort=cohort, epsilon=epsilon))
+    return [str(path), "--rows-per-client", "40", *more]
+
+
+def test_a_plan_that_cannot_help_says_so(tmp_path, capsys):
+    assert cli.main(["plan", *noisy(tmp_path, "--json", cohort=100_000)]) == 0
+    helpful = json.loads(capsys.readouterr().out)["utility"]
+    assert helpful["warning"] == "" and helpful["rows_learnt"] > 400
+    assert helpful["users_to_beat_nothing_shared"] < helpful["users"] == 100_000
+    over = helpful["noise_over_signal"]
+    assert over["popular"] < over["median"] < over["rare"]
+    assert cli.main(["plan", *noisy(tmp_path, cohort=60, epsilon=0.1)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "warning: this plan is not expected to help" in said
+    assert "rows learnt at all" in said and "assumed: Zipf" in said
+
+
+def test_popularity_is_assumed_or_given_and_never_counted(tmp_path, capsys):
+    counts = tmp_path / "counts.txt"
+    counts.write_text("".join(f"{n}\n" for n in range(1, 501)))
+    command = noisy(tmp_path, "--json", "--popularity", str(counts))
+    assert cli.main(["plan", *command]) == 0
+    found = json.loads(capsys.readouterr().out)["utility"]
+    assert found["popularity"] == "counts in counts.txt" and found["rows"] == 500
+    assert cli.main(["privacy", "dp", command[0], "--popularity", str(counts), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["utility"]["rows"] == 500
+    for wrong in ("many\n", "-1\n", "", "0\n0\n", "nan\n"):
+        counts.write_text(wrong)
+        assert cli.main(["plan", *command]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("error: ") and "hint: " in said
+    assert cli.main(["plan", *noisy(tmp_path, "--skew", "-1")]) == 2
+    assert "hint: " in capsys.readouterr().err
+
+
+def test_what_is_counted_in_the_data_is_called_outside_epsilon(tmp_path, capsys):
+    path = tmp_path / "shop.toml"
+    path.write_text(
+        'scheme = "two-server"\ncohort = 20\n[task]\nname = "taobao-like"\nusers = 30\n'
+        'items = 60\n[dp]\nunit = "user"\nepsilon = 3.0\ndelta = 1e-5\ntrust = "each"\n'
+    )
+    assert cli.main(["plan", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert any(each.startswith("outside epsilon") for each in found["notes"])
+    assert not any("would take" in each and "max_rows" in each for each in found["notes"])
+    assert found["utility"]["users"] == 30

@@ -24,7 +24,7 @@ from tessera.cli.format import (
     warn_if_slow,
 )
 from tessera.cli.plan_page import show, show_schemes
-from tessera.cli.utility import PopularityFile, Skew, utility_of
+from tessera.cli.utility import PopularityFile, Skew, effects_of, utility_of
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.plan import Plan, Scheme, Trust
@@ -46,6 +46,10 @@ if TYPE_CHECKING:
     from tessera.runs.held import HeldRows
     from tessera.tasks import Task
 
+NO_FORECAST: Final = (
+    "what noise leaves of this model is not forecast: its rows are not effects on a rating or a "
+    "click (docs/results.md has what was trained)"
+)
 OUTSIDE: Final = (
     "outside epsilon: how many rows clients hold is counted in the task's data. A deployment has "
     "no such count; whoever chooses a plan by it has looked at the data"
@@ -443,6 +447,8 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
         yield from paper_notes(report["dp"]["printed"])
         if report["held"] is not None:
             yield OUTSIDE
+        if effects_of(plan.task.name) is None:
+            yield NO_FORECAST
     if forecast.rows.left_out and entry.hides:
         yield (
             f"{forecast.rows.left_out} rows of every client are over the cap, max_rows = "

@@ -193,11 +193,10 @@ def privacy_dp(
         beside = choices_of(found, plan, catalogue, rows=rows, width=width, missing=used)
         report["choices"] = beside.described()
     if plan is not None:
-        whole = noise_of(plan).calibrated()
         utility = utility_of(
-            whole,
-            users=people(subjects) or whole.cohort,
-            rows=catalogue or max((table.rows for table in whole.roots), default=0),
+            plan,
+            users=people(subjects) or plan.cohort,
+            rows=catalogue or max((table.rows for table in plan.roots), default=0),
             held=rows,
             path=popularity,
             skew=skew,

@@ -24,6 +24,7 @@ from tessera.rounds.forecast.utility import (
     RowPopularity,
     UtilityForecast,
 )
+from tessera.rounds.noise import noise_of
 
 PopularityFile = Annotated[
     Path | None,
@@ -81,13 +82,15 @@ def utility_of(
     skew: float = 1.0,
 ) -> UtilityForecast | None:
     """None where the formula says nothing: no noise on sums, no rows, or another kind of labels."""
-    effects, training = effects_of(plan.task.name), NoisyTraining.of(plan, users)
+    effects = effects_of(plan.task.name)
+    training = NoisyTraining.of(noise_of(plan).calibrated(), users)
     if effects is None or training is None or not rows:
         return None
     popularity = popularity_of(path, rows=rows, held=held, users=users, skew=skew)
     return UtilityForecast(training, users, popularity, effects)
 
 
+MUCH: Final = 1e4
 HEADING: Final = "what noise leaves of the model: an expectation, not a promise"
 
 
@@ -96,24 +99,22 @@ def utility_facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     over, holders = found["noise_over_signal"], found["holders"]
     lines = [
         (
-            f"noise over signal, a {name} row ({count(holders[name])} holders)",
-            figure(over[name]) if over[name] < 1e6 else "over a million",
+            f"noise over signal, {name} row",
+            f"{figure(over[name]) if over[name] < MUCH else 'very much'} "
+            f"({count(holders[name])} holders)",
         )
         for name in over
     ]
+    lines.append(("rows learnt at all", f"{count(found['rows_learnt'])} of {count(found['rows'])}"))
     for goal, key in (
-        ("nothing shared (masks alone)", "users_to_beat_nothing_shared"),
+        ("nothing shared", "users_to_beat_nothing_shared"),
         ("the sum of means", "users_to_beat_sum_of_means"),
     ):
-        needed = found[key]
-        lines.append(
-            (f"users until it beats {goal}", "no number" if needed is None else count(needed))
-        )
+        needed = "no number" if found[key] is None else count(found[key])
+        lines.append((f"users to beat {goal}", f"{needed} (here {count(found['users'])})"))
+    held = figure(found["rows_held"])
     return [
-        *lines[:3],
-        ("rows learnt at all", f"{count(found['rows_learnt'])} of {count(found['rows'])}"),
-        *lines[3:],
-        ("users there are", count(found["users"])),
-        ("popularity of rows", f"{found['popularity']}; {figure(found['rows_held'])} of a client"),
+        *lines,
+        ("popularity of rows", f"{found['popularity']}; a client holds {held}"),
         ("how much labels differ", f"assumed: {found['effects']}"),
     ]

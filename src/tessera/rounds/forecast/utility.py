@@ -362,14 +362,14 @@ class UtilityForecast:
         """Why such a plan is of no use; "" if it is of some."""
         if self.beats_nothing and self.beats_means:
             return ""
-        less = "better than nothing shared, and worse than the sum of means"
+        less = "is expected to help less than the sum of means, which has no privacy"
         if not self.beats_nothing:
-            less = "no better than nothing shared (masks alone)"
+            less = "is not expected to help: it learns no more than nothing shared (masks alone)"
         needed = self.users_needed(over_nothing, over_means)
         enough = "no number of users is enough" if needed is None else f"it takes {needed:,} users"
         return (
-            f"this plan is not expected to help: what is learnt is {less}. With these rounds and "
-            f"this noise {enough}; here are {self.users:,}"
+            f"this plan {less}. With these rounds and this noise {enough} to beat both; here are "
+            f"{self.users:,}"
         )
 
     def as_json(self) -> dict[str, Any]:
