@@ -387,7 +387,7 @@ def test_what_is_no_question_is_not(line: str) -> None:
 
 # --- commands -------------------------------------------------------------------------------------
 
-SHARED: Final = {"main", "format", "utility"}
+SHARED: Final = {"main", "format", "progress", "deployed", "utility"}
 
 
 def borrowed(code: str, module: str) -> list[str]:
