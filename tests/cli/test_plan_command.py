@@ -252,6 +252,27 @@ def test_one_round_in_a_period_is_charged_once(
     assert privacy["epsilon_after_rounds"] <= privacy["epsilon_longitudinal"]
 
 
+def test_a_schedule_is_said_with_its_passes_and_refused_if_it_cannot_be_kept(
+    plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, section = plan_file.read_text(), '[cohorts]\ndrawn = "schedule"\nseparation = 3\n'
+    plan_file.write_text(extended(text, f'[privacy]\nlevel = "cpp2"\n{section}'))
+    cohort = report(capsys, plan_file)["cohort"]
+    found = report(capsys, plan_file, "--population", 3 * cohort - 1)
+    assert found["cohorts"]["pass"] == {
+        "rounds": 3,
+        "fewest": cohort - 1,
+        "most": cohort,
+        "free_places": 1,
+    }
+    assert found["cohorts"]["separation"] == 3
+    assert any("1 places are free" in note for note in found["notes"])
+    error, hint = complaint(capsys, plan_file, "--population", 2 * cohort)
+    assert "make a pass of 2 rounds" in error and "separation = 2" in hint
+    plan_file.write_text(text)
+    assert report(capsys, plan_file)["cohorts"] is None
+
+
 def test_holders_that_are_given_are_used(
     plan_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

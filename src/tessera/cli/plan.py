@@ -25,6 +25,7 @@ from tessera.cli.format import (
 )
 from tessera.cli.plan_page import show, show_schemes
 from tessera.cli.utility import PopularityFile, Skew, effects_of, utility_of
+from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.plan import Plan, Scheme, Trust
@@ -38,6 +39,7 @@ from tessera.rounds import schemes
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.forecast.forecast import break_evens, identification_forecast, smaller_cap
 from tessera.rounds.noise import noise_of, paper_notes
+from tessera.rounds.schedule import Schedule
 from tessera.runs.description import describe_two_server
 from tessera.simulation.calibration import round_seconds
 
@@ -334,8 +336,56 @@ def describe(
             forecast, rounds=rounds, population=population
         ).as_json()
     report["dp"] = None if plan.dp is None else describe_noise(plan)
+    known = population or (0 if held is None else held.clients)
+    report["cohorts"] = describe_cohorts(plan, known) if plan.bounds_rounds else None
     report["notes"] = list(notes(report, forecast))
     return report
+
+
+def describe_cohorts(plan: Plan, population: int) -> dict[str, Any]:
+    """In how many rounds a client can be; with a schedule for so many clients, refused if they
+    cannot keep it, its passes. `population` is 0 where it is not known."""
+    bound, schedule = plan.participation, None
+    found: dict[str, Any] = {
+        "drawn": plan.cohorts.drawn.value,
+        "rounds": bound.rounds,
+        "rounds_per_client": bound.most,
+        "separation": bound.separation,
+        "population": population or None,
+        "pass": None,
+    }
+    if plan.cohorts.scheduled and population:
+        order = Secret(bytes(32))  # who comes first changes nothing here
+        schedule = Schedule.drawn(range(population), plan.cohort, order)
+        schedule.check(plan)
+        found["pass"] = {
+            "rounds": schedule.rounds,
+            "fewest": schedule.fewest,
+            "most": -(-population // schedule.rounds),
+            "free_places": len(schedule.places) - population,
+        }
+    return found
+
+
+def cohorts_in_words(cohorts: Mapping[str, Any]) -> str:
+    """A note: how often clients are in a round, and how rounds are filled."""
+    most, separation = cohorts["rounds_per_client"], cohorts["separation"]
+    apart = f", {separation} apart at least" if most > 1 and separation > 1 else ""
+    of_all = plural(cohorts["rounds"], "round")
+    kept = f"a client is in at most {most} of {of_all}{apart}, and refuses any other"
+    if cohorts["drawn"] != "schedule":
+        return f"cohorts by the {cohorts['drawn']}: {kept}"
+    if cohorts["pass"] is None:
+        return f"cohorts by a schedule: {kept}; --population says how passes are filled"
+    shape = cohorts["pass"]
+    sizes = f"{shape['fewest']:,} or {shape['most']:,} of them in each"
+    if shape["fewest"] == shape["most"]:
+        sizes = f"{shape['most']:,} of them in each"
+    return (
+        f"cohorts by a schedule: {cohorts['population']:,} clients in passes of "
+        f"{plural(shape['rounds'], 'round')}, {sizes}; {kept}; {shape['free_places']:,} places are "
+        "free for newcomers"
+    )
 
 
 def describe_union(plan: Plan) -> dict[str, Any]:
@@ -443,6 +493,8 @@ def describe_late(forecast: Forecast, name: str) -> dict[str, float]:
 def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
     """What somebody who is about to run this plan should know."""
     plan, entry = forecast.plan, schemes.of(forecast.plan)
+    if report["cohorts"] is not None:
+        yield cohorts_in_words(report["cohorts"])
     if report["dp"] is not None:
         yield from paper_notes(report["dp"]["printed"])
         if report["held"] is not None:

@@ -41,9 +41,9 @@ class Schedule:
     """A client, or `EMPTY`."""
 
     @classmethod
-    def drawn(cls, clients: Collection[ClientId], cohort: int, seed: Secret) -> Schedule:
+    def drawn(cls, clients: Collection[int], cohort: int, seed: Secret) -> Schedule:
         """For these clients, by a seed that anybody may know from now on."""
-        ids = np.sort(np.fromiter(map(int, clients), dtype=np.int64, count=len(clients)))
+        ids = np.sort(np.fromiter(clients, dtype=np.int64, count=len(clients)))
         rounds = rounds_of_a_pass(len(ids), cohort)
         keys = uniform(Ring(64), Stream.of(seed, Label.SCHEDULE), len(ids))
         places = np.full(rounds * cohort, EMPTY, dtype=np.int64)

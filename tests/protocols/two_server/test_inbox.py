@@ -215,3 +215,14 @@ def test_what_is_signed_is_read_from_the_bytes_that_came(purpose: Purpose) -> No
     assert signed == reports.statement(desk.box)
     other = replace(desk.box, seeds=(bytes(24), *desk.box.seeds[1:]))
     assert signed != reports.statement(other)
+
+
+def test_a_report_for_another_place_would_count_if_nobody_compared_it(monkeypatch) -> None:
+    """The helper's place in a chain of noise is the round that clients have sealed for it."""
+    desk = Desk()
+    other = desk.sealed(replace(desk.box, round_id=13))
+    desk.refuses(other, "another round, client or report")
+    careless = Desk()
+    monkeypatch.setattr(reports, "matches", lambda *_: True)
+    careless.inbox.take(Kept.of(careless.sealed(replace(careless.box, round_id=13))))
+    assert careless.client in careless.inbox.held

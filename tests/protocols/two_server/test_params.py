@@ -252,6 +252,7 @@ def test_every_parameter_is_in_the_context():
         "servers": other,
         "dense": 1,
         "dense_bytes": 1,
+        "rounds": 9,
     }
     seen = {two_servers.params().context}
     for name, value in changes.items():
