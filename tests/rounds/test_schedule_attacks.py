@@ -16,7 +16,7 @@ from tessera.ids import ClientId, RoundId
 from tessera.learning.tables.submodel import Submodel
 from tessera.plan import CohortsPlan, Plan
 from tessera.privacy.dp.correlation import Correlation
-from tessera.rounds import local_state
+from tessera.rounds import party
 from tessera.rounds.attendance import Attendance, Place, attended
 from tessera.rounds.cohorts import Cohorts
 from tessera.simulation.federation import Federation
@@ -107,7 +107,7 @@ def test_no_leader_moves_the_sum_by_more_than_the_claim(
     kept = attacked(monkeypatch, asked, place)
     assert 0 < moved(kept) <= claim
     monkeypatch.undo()
-    monkeypatch.setattr(local_state, "attended", careless(**loose))
+    monkeypatch.setattr(party, "attended", careless(**loose))
     broken = attacked(monkeypatch, asked, place)
     assert moved(broken) > claim, (broken, kept)
 
@@ -129,5 +129,5 @@ def test_one_participation_more_than_is_sized_for_breaks_the_claim(
             return replace(stored, last=int(round_id), count=3)
         return attended(settings, servers, round_id, stored, place)
 
-    monkeypatch.setattr(local_state, "attended", one_more)
+    monkeypatch.setattr(party, "attended", one_more)
     assert len(attacked(monkeypatch, set(range(ROUNDS)), None)) ** 0.5 > claim  # type: ignore[arg-type]
