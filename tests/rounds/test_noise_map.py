@@ -17,6 +17,7 @@ from tessera.plan import DPPlan, Plan, SimulationPlan, Trust
 from tessera.privacy.dp.correlation import Correlation
 from tessera.privacy.dp.participation import Participation
 from tessera.rounds import noise_chain
+from tessera.rounds.attendance import registered
 from tessera.rounds.events import RoundAbort
 from tessera.rounds.noise_account import AddedNoise
 from tessera.rounds.noise_chain import NoiseChain, round_secrets
@@ -94,7 +95,7 @@ def forget_round(fed) -> None:
     fed.course.next_round -= 1
     for participant in fed.participants.values():
         participant.local.last_round = None
-        participant.local.attendance.clear()
+        participant.local.attendance.update(registered(fed.plan, None))
 
 
 def opened_again(monkeypatch, *, same: bool, sender: str = SERVER):
