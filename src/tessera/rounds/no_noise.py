@@ -267,8 +267,11 @@ class Noise:
         """Those of these releases that are a client's to charge for, as nothing has noise."""
         return released
 
-    def events(self, round_id: RoundId) -> tuple[NoisySum, ...]:
-        """What a client is charged for the noisy releases of a round, and of the test after it."""
+    def events(self, round_id: RoundId, training: str = "") -> tuple[NoisySum, ...]:
+        """What a client is charged for the noisy releases of a round, and of the test after it.
+
+        Where noise is correlated over rounds, that is the whole training, by its name.
+        """
         return ()
 
     def setup_events(self) -> tuple[NoisySum | ExactRelease, ...]:
@@ -279,8 +282,11 @@ class Noise:
         """What a client is charged for its marks, before the first round."""
         return ()
 
-    def charge(self, ledger: Ledger, round_id: RoundId) -> None:
+    def charge(self, ledger: Ledger, round_id: RoundId, training: str = "") -> None:
         """Charge for a round's noisy releases and for what is exact beside them.
+
+        A training whose noise is correlated is charged once: another one under another name, or
+        with other parameters, is another charge.
 
         `BudgetExceeded` if the plan's budget does not cover it, or this client's own does not.
         """
@@ -288,7 +294,7 @@ class Noise:
     def charge_absent(self, ledger: Ledger, round_id: RoundId) -> None:
         """Charge for a round that this client was not drawn for, where that is a secret."""
 
-    def affords(self, ledger: Ledger, round_id: RoundId) -> bool:
+    def affords(self, ledger: Ledger, round_id: RoundId, training: str = "") -> bool:
         """Whether the budget covers one more round."""
         return True
 

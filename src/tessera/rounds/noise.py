@@ -270,7 +270,7 @@ class EachServerNoise(NoiseOnSums):
 
     @cached_property
     def in_the_sum(self) -> float:
-        return self.dp.noise * math.sqrt(2.0)
+        return self.dp.noise * self.plan.correlation.one_round * math.sqrt(2.0)
 
 
 class PaperNoise(AddedNoise):

@@ -216,6 +216,7 @@ class AddedNoise(Noise):
             sources=self.sources,
             vector=self.summed_vector,
             sight=sight(schemes.of(plan), *self._released(setup=setup), all_rows=self.opens_all),
+            correlation=plan.correlation,
         )
 
     @property
@@ -295,7 +296,7 @@ class AddedNoise(Noise):
                 f"{dp.metrics:g} of the budget leave nothing for the rounds",
                 hint="shares that add up to less than 1",
             )
-        return math.sqrt(rest * times / (share * self.plan.simulation.rounds))
+        return math.sqrt(rest * times / (share * self.plan.correlation.releases))
 
     @property
     def _selection_ratio(self) -> float:
@@ -335,8 +336,12 @@ class AddedNoise(Noise):
     def bare(self, *released: str) -> tuple[str, ...]:
         return ()
 
-    def events(self, round_id: RoundId) -> tuple[NoisySum, ...]:
-        found = [*self.setting.events(federation=self.plan.federation, round_id=round_id)]
+    def events(self, round_id: RoundId, training: str = "") -> tuple[NoisySum, ...]:
+        """What a round costs, or the `training` that it is of, where noise is correlated."""
+        federation = self.plan.federation
+        found = [
+            *self.setting.events(federation=federation, round_id=round_id, training=training)
+        ]
         if self.noisy_metrics and self._tested_in(round_id):
             found += self.setting.metrics_events(
                 self.plan.simulation.tested_parts,
@@ -353,14 +358,19 @@ class AddedNoise(Noise):
     def selection_events(self) -> tuple[NoisySum, ...]:
         return tuple(self.setting.selection_events(federation=self.plan.federation))
 
-    def charge(self, ledger: Ledger, round_id: RoundId) -> None:
+    def _due(self, ledger: Ledger, round_id: RoundId, training: str) -> list[NoisySum]:
+        """All that is not charged yet: a training is, once a client has been in a round of it."""
+        events = self.events(round_id, training)
+        return [event for event in events if not (event.training and ledger.has(event))]
+
+    def charge(self, ledger: Ledger, round_id: RoundId, training: str = "") -> None:
         self._bound(ledger)
         plan = self.plan
         for what in self.exact:
             if what not in self.rows.charged_with_answers:
                 exact = ExactRelease(federation=plan.federation, round_id=round_id, what=what)
                 ledger.spend(exact, reason=f"round {round_id}: {what}")
-        for event in self.events(round_id):
+        for event in self._due(ledger, round_id, training):
             ledger.spend(event, reason=f"round {round_id}: {event.what}", limits=self.limits)
 
     def charge_absent(self, ledger: Ledger, round_id: RoundId) -> None:
@@ -373,8 +383,8 @@ class AddedNoise(Noise):
         if ledger.bounds == Bounds():
             ledger.bounds = self.bounds
 
-    def affords(self, ledger: Ledger, round_id: RoundId) -> bool:
-        return ledger.affords(self.events(round_id), self.limits)
+    def affords(self, ledger: Ledger, round_id: RoundId, training: str = "") -> bool:
+        return ledger.affords(self._due(ledger, round_id, training), self.limits)
 
     def refusal(self, spent: Callable[[], str]) -> str:
         dp, had = self.dp, spent()
@@ -400,12 +410,15 @@ class AddedNoise(Noise):
     def calibrated(self) -> Plan:
         """The plan with its noise: the least that keeps the budget, where none is given.
 
-        For all rounds, each of them with the same client: cohorts are drawn publicly, so that
-        nothing is gained by being in few of them that could be promised beforehand. A cohort that
-        is drawn in secret is a gain against those who do not know it, where the noise is not for
-        anybody else.
+        For as many rounds as a client may be in, which it keeps itself. A cohort that is drawn in
+        secret is a gain against those who do not know it, where the noise is not for anybody else.
+        Coefficients of correlated noise are written down with it.
         """
         plan, dp = self.plan, self.dp
+        if dp.correlated and not dp.coefficients:
+            terms = ", ".join(map(str, self.correlation.terms))
+            plan = replace(plan, dp=replace(dp, coefficients=terms))
+            return type(self)(plan).calibrated()
         if not dp.noise:
             least = self.setting.least_noise(
                 epsilon=dp.epsilon, delta=dp.delta, rounds=plan.simulation.rounds
@@ -446,7 +459,7 @@ class AddedNoise(Noise):
 
     @cached_property
     def in_the_sum(self) -> float:
-        return self.dp.noise
+        return self.dp.noise * self.plan.correlation.one_round
 
     def divisors(self, popularity: Popularity | None) -> Divide | None:
         if popularity is None:

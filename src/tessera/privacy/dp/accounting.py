@@ -16,6 +16,8 @@ one unit change the sum by at most 2C, for Poisson sampling. For several replace
 by its own coin, we know no such curve: they are accounted for as if the observer were told how many
 were drawn, which is an upper bound and amplifies nothing beyond that.
 
+Gaussian releases without sampling are one Gaussian, whose epsilon is a formula.
+
 Integer noise (`integer_noise.py`) has bounds on Rényi divergences instead. They are added up over
 releases, with the exact divergences of Gaussians that are not sampled; sampled releases beside them
 keep their own account, and each of the two has half of delta.
@@ -69,6 +71,8 @@ ACCOUNTED: Final = (GaussianNoise, FixedSizeNoise, IntegerMechanism, PureLevel, 
 TAKEN_UP: Final = 1.001
 """Factor on what is charged for noise that is not ideal: it covers `EPSILON_TOLERANCE`."""
 EPSILON_TOLERANCE: Final = 1e-6
+ANALYTIC: Final = 1e-12
+"""Relative, to which the epsilon of a Gaussian is solved, and by which floats may err in it."""
 NOISE_TOLERANCE: Final = 1e-4
 """Calibrated noise is at most this much (relative) above the smallest that would do."""
 
@@ -242,6 +246,10 @@ def composed_curves(noisy: list[tuple[Curve, int]], delta: float) -> float:
     if not noisy:
         return 0.0
     check_delta(delta)
+    if len(noisy) == 1 and len(noisy[0][0].shifts) == 1:
+        (curve, times) = noisy[0]
+        mean = math.sqrt(times) * curve.shifts[0][0] / curve.noise
+        return gaussian_epsilon(mean, delta - times * curve.tail)
     grid = grid_of(noisy)
     total: Any = None
     for curve, times in noisy:
@@ -254,6 +262,38 @@ def composed_curves(noisy: list[tuple[Curve, int]], delta: float) -> float:
             hint=f"use {2.0 * kept_back:.0e} or more",
         )
     return float(total.get_epsilon_for_delta(delta - kept_back))
+
+
+def gaussian_epsilon(mean: float, delta: float) -> float:
+    """The epsilon of N(mean, 1) beside N(0, 1): of any Gaussian releases without sampling.
+
+    Balle and Wang 2018 (arXiv 1805.06530, Theorem 8), solved for epsilon from above.
+    """
+    if delta <= 0.0:
+        return math.inf
+
+    def fits(epsilon: float) -> bool:
+        low, high = epsilon / mean - mean / 2.0, epsilon / mean + mean / 2.0
+        found = math.exp(log_tail(low)) - math.exp(epsilon + log_tail(high))
+        return found * (1.0 + ANALYTIC) <= delta
+
+    if fits(0.0):
+        return 0.0
+    low, high = 0.0, max(1.0, mean**2)
+    while not fits(high):
+        low, high = high, 2.0 * high
+    while high - low > ANALYTIC * high:
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def log_tail(x: float) -> float:
+    """ln of the probability that a normal variable is above x."""
+    if x < 30.0:
+        return math.log(0.5 * math.erfc(x / math.sqrt(2.0)))
+    series = -(x**-2) + 3.0 * x**-4 - 15.0 * x**-6 + 105.0 * x**-8
+    return -0.5 * x * x - math.log(x * math.sqrt(2.0 * math.pi)) + math.log1p(series)
 
 
 class Pair(Enum):

@@ -77,6 +77,30 @@ class Correlation:
         return _sensitivity(self.inverse, self.participation)
 
     @property
+    def correlated(self) -> bool:
+        return self.inverse.draws > 1
+
+    @property
+    def releases(self) -> float:
+        """How many releases of independent noise, as wide as z, cost as much as all rounds."""
+        return self.sensitivity**2 if self.correlated else float(self.participations())
+
+    def participations(self, rounds: int | None = None) -> int:
+        """Rounds that one client may be in, of the first so many or of all."""
+        limits = self.participation
+        within = limits.rounds if rounds is None else rounds
+        return min(limits.most, -(-within // limits.separation))
+
+    def moves(self, *, bound: float, words: int, grid: int) -> float:
+        """How far a client whose vectors are at most `bound` long moves C x, in ring units.
+
+        On a grid of 2^-grid units the past's part of a round's noise is rounded, by half a step
+        each in two worlds: that is C times a vector of up to a step in every word and round.
+        """
+        steps = math.sqrt(words * self.participation.rounds) * 2.0**-grid
+        return self.sensitivity * bound + self.operator_norm * steps
+
+    @property
     def operator_norm(self) -> float:
         """At least |C| as an operator: a Toeplitz matrix is at most the sum of its coefficients."""
         return float(self.coefficients.sum()) * ROUNDED_UP

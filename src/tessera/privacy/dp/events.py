@@ -122,7 +122,10 @@ THE_SHARING: Final = "which clients share in the open"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoisySum(Release):
-    """One round's noisy releases, `times` of them, about one unit.
+    """One round's noisy releases, `times` of them, about one unit; or those of a whole training.
+
+    Where noise is correlated over rounds, all rounds are one release: `training` names it, and it
+    is charged once, before a client's first message in it.
 
     `clients` are those that may hold one person. All of them release likewise and are seen one by
     one, or only their sum is seen (`summed`): then they are in the mechanism already. `assumption`
@@ -145,6 +148,7 @@ class NoisySum(Release):
     assumption: str = ""
     kept_secret: str = ""
     of_client: float = 0.0
+    training: str = ""
 
     def __post_init__(self) -> None:
         if self.unit is Unit.INDEX and not self.of_client > 0.0:
@@ -168,12 +172,24 @@ class NoisySum(Release):
         return (self,)
 
     def must_follow(self, earlier: Iterable[Release]) -> None:
-        mine = (self.federation, self.round_id, self.what)
-        if any(mine == (n.federation, n.round_id, n.what) for e in earlier for n in e.noisy):
-            raise MisuseError(
-                f"round {self.round_id}: {self.what} is charged already: stored bytes are sent "
-                "again, and no other noise is drawn"
+        mine = self._name
+        if all(mine != n._name for e in earlier for n in e.noisy):
+            return
+        if self.training:
+            raise ConfigError(
+                f"training {self.training!r} of federation {self.federation!r} is charged already, "
+                "with another clip, noise, schedule or other coefficients",
+                hint="a training keeps what it began with: another one has another name, and is "
+                "another charge",
             )
+        raise MisuseError(
+            f"round {self.round_id}: {self.what} is charged already: stored bytes are sent "
+            "again, and no other noise is drawn"
+        )
+
+    @property
+    def _name(self) -> tuple[str, str, RoundId, str]:
+        return (self.federation, self.training, self.round_id, self.what)
 
     def shown_to(self, observer: Observer) -> bool:
         """Whether this observer sees anything of it."""

@@ -141,6 +141,10 @@ class Ledger:
             self._entries.pop()
             raise
 
+    def has(self, event: Event) -> bool:
+        """Whether exactly this is charged already."""
+        return any(entry.event == event for entry in self._entries)
+
     def affords(self, events: Iterable[Event], limits: Iterable[Limit] = ()) -> bool:
         """Whether all limits would be kept with these events, too; nothing is charged."""
         before, limits = len(self._entries), tuple(limits)

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from tessera.crypto.correlated import GRID
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
 from tessera.privacy.dp.accounting import noise_for, rounds_within
+from tessera.privacy.dp.correlation import Correlation
 from tessera.privacy.dp.events import (
     THE_METRICS,
     THE_POPULARITY,
@@ -136,6 +138,7 @@ class NoiseSetting:
     fails: float = 0.0  # probability that one release has no such account
     printed: str = ""  # a paper's algorithm, whose claim has no account: no number is finite
     sight: Visibility = Visibility()
+    correlation: Correlation | None = None  # over a training; None: independent, in every round
 
     def __post_init__(self) -> None:
         check_noise(self.noise)
@@ -200,6 +203,26 @@ class NoiseSetting:
                 "drawing records claims nothing without a bound on a person's records",
                 hint="state how many records a person has at one client, or draw subjects",
             )
+
+        if self.correlated and (
+            self.vector is None or self.sources > 1 or self.sampling is not Sampling.NONE
+        ):
+            raise ConfigError(
+                "correlated noise has an account where one server adds it to a sum of integers "
+                "whose clients are known",
+                hint="use trust server or each, without sampling",
+            )
+
+    @property
+    def correlated(self) -> bool:
+        """Whether a training is one release, and not each of its rounds."""
+        return self.correlation is not None and self.correlation.correlated
+
+    def releases(self, rounds: int) -> int:
+        """How many releases with one client so many rounds have at most."""
+        if self.correlation is None or not rounds:
+            return rounds
+        return 1 if self.correlated else self.correlation.participations(rounds)
 
     @property
     def by_records(self) -> bool:
@@ -287,9 +310,11 @@ class NoiseSetting:
 
         A client of which one person's records vanish moves its clipped vector by two bounds.
         """
+        if self.correlated:
+            return self._training()
         if self.vector is not None:
             deviation = self.noise * self.vector.bound / math.sqrt(self.sources)
-            moved = 2.0 * self.clients if self.unit is Unit.SUBJECT else self.row_moves or 1.0
+            moved = self._moved
             shares = GaussianShares(
                 deviation=deviation,
                 shares=self.sources,
@@ -311,6 +336,29 @@ class NoiseSetting:
             one = one.grouped(self.clients)
         return replace(one, noise=noise, distance=distance)
 
+    @property
+    def _moved(self) -> float:
+        """How far one unit moves a sum of vectors, over the longest of them."""
+        return 2.0 * self.clients if self.unit is Unit.SUBJECT else self.row_moves or 1.0
+
+    def _training(self) -> GaussianNoise:
+        """All rounds of a training with correlated noise: one Gaussian on what C makes of them.
+
+        `correlation.py` says how far a client moves that, docs/protocols/correlated-noise.md why
+        noise on a grid is as good as a continuous one.
+        """
+        vector, over = self.vector, self.correlation
+        assert vector is not None and over is not None
+        moves = over.moves(bound=self._moved * vector.bound, words=vector.words, grid=GRID)
+        drawn = GaussianShares(
+            deviation=self.noise * vector.bound * 2.0**GRID,
+            shares=1,
+            moves=moves * 2.0**GRID,
+            words=vector.words * over.participation.rounds,
+        )
+        noise, distance = drawn.rounded
+        return replace(GaussianNoise(noise), distance=distance)
+
     def _as_rounded(self, shares: GaussianShares) -> bool:
         """Whether one server's noise is as good as a rounded Gaussian, whose account is tighter."""
         if self.trust is not Trust.EACH or shares.deviation < LEAST_ROUNDED:
@@ -318,9 +366,19 @@ class NoiseSetting:
         return shares.rounded[1] < MOST_DISTANCE
 
     def events(
-        self, rounds: int = 1, *, federation: str = "", round_id: RoundId = NO_ROUND
+        self,
+        rounds: int = 1,
+        *,
+        federation: str = "",
+        round_id: RoundId = NO_ROUND,
+        training: str = "",
     ) -> Iterator[NoisySum]:
-        """What a client's ledger is charged for a round, or for several at once."""
+        """What a client's ledger is charged for a round, or for several at once.
+
+        Where noise is correlated, that is the whole `training`, whatever the round.
+        """
+        if self.correlated:
+            round_id = NO_ROUND
         if self.printed:
             hidden = {o: Unseen() for o in Observer if o not in self.sight.observers}
             yield self._event("noise as printed", seen(hidden), rounds, federation, round_id)
@@ -341,7 +399,8 @@ class NoiseSetting:
                 continue
             what = f"noisy {'sums' if summed else 'steps'}"
             event = self._event(what, seen(views), rounds, federation, round_id)
-            yield replace(event, summed=summed)
+            named = training or federation or "a training" if self.correlated else ""
+            yield replace(event, summed=summed, training=named)
 
     def absent_events(self, *, federation: str, round_id: RoundId) -> Iterator[NoisySum]:
         """What a client is charged for a round that it was not drawn for.
@@ -420,6 +479,7 @@ class NoiseSetting:
             rate=1.0,
             row_moves=MARKS_MOVE if self.unit is Unit.INDEX else 0.0,
             clipped=True,
+            correlation=None,
         )
         for event in alone.events(times, federation=federation, round_id=round_id):
             yield replace(event, what=what)
@@ -436,7 +496,7 @@ class NoiseSetting:
             *self.metrics_events(self.tests),
         ):
             ledger.spend(event, reason=event.what)
-        for event in self.events(rounds) if rounds else ():
+        for event in self.events(self.releases(rounds)) if rounds else ():
             ledger.spend(event, reason=f"{rounds} rounds")
         return ledger
 
@@ -472,11 +532,12 @@ class NoiseSetting:
     def rounds(self, *, epsilon: float, delta: float) -> int | None:
         """How many rounds this budget lasts against every observer that it protects from.
 
-        None: an epsilon of 0 is no budget.
+        As many as one client can be in; of correlated noise all of a training, or none. None: an
+        epsilon of 0 is no budget.
         """
         if not epsilon:
             return None
-        return min(
+        times = min(
             rounds_within(
                 replace(self, selection=0.0, setup=0.0, metrics=0.0).parts(observer, 1),
                 adjacency=self.adjacency,
@@ -486,6 +547,9 @@ class NoiseSetting:
             )
             for observer in self.distinct()
         )
+        if self.correlation is not None and self.correlated:
+            return self.correlation.participation.rounds if times else 0
+        return times
 
     def parts(self, observer: Observer, rounds: int) -> Parts:
         """What is composed against a protected observer."""
