@@ -399,8 +399,9 @@ from tessera.privacy.dp.guarantee import Adjacency
 from tessera.privacy.dp.mechanism import GaussianNoise, PureLevel
 assert epsilon([(PureLevel(2.0), 1)], adjacency=Adjacency.ZERO_OUT, delta=0.0) == 2.0
 assert "scipy" not in sys.modules
+assert epsilon([(GaussianNoise(1.0), 1)], adjacency=Adjacency.ZERO_OUT, delta=1e-5) > 4.0
 try:
-    epsilon([(GaussianNoise(1.0), 1)], adjacency=Adjacency.ZERO_OUT, delta=1e-5)
+    epsilon([(GaussianNoise.poisson(1.0, 0.1), 1)], adjacency=Adjacency.ZERO_OUT, delta=1e-5)
 except ConfigError as error:
     print(error, error.hint)
 """

@@ -285,8 +285,8 @@ class Noise:
     def charge(self, ledger: Ledger, round_id: RoundId, training: str = "") -> None:
         """Charge for a round's noisy releases and for what is exact beside them.
 
-        A training whose noise is correlated is charged once: another one under another name, or
-        with other parameters, is another charge.
+        A training whose noise is correlated is charged once, under its name: another one is another
+        charge.
 
         `BudgetExceeded` if the plan's budget does not cover it, or this client's own does not.
         """

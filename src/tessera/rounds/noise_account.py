@@ -339,9 +339,7 @@ class AddedNoise(Noise):
     def events(self, round_id: RoundId, training: str = "") -> tuple[NoisySum, ...]:
         """What a round costs, or the `training` that it is of, where noise is correlated."""
         federation = self.plan.federation
-        found = [
-            *self.setting.events(federation=federation, round_id=round_id, training=training)
-        ]
+        found = [*self.setting.events(federation=federation, round_id=round_id, training=training)]
         if self.noisy_metrics and self._tested_in(round_id):
             found += self.setting.metrics_events(
                 self.plan.simulation.tested_parts,
@@ -424,10 +422,17 @@ class AddedNoise(Noise):
                 epsilon=dp.epsilon, delta=dp.delta, rounds=plan.simulation.rounds
             )
             plan = replace(plan, dp=replace(dp, noise=least))
-        if type(self)(plan).lasts == 0:
+        lasts, hint = type(self)(plan).lasts, "leave noise out: the least is computed"
+        if lasts == 0:
+            whole = "by all rounds of a training" if dp.correlated else "in the first round"
             raise ConfigError(
-                f"[dp] noise = {dp.noise:g} passes epsilon = {dp.epsilon:g} in the first round",
-                hint="leave noise out: the least that keeps the budget is computed",
+                f"[dp] noise = {dp.noise:g} passes epsilon = {dp.epsilon:g} {whole}", hint=hint
+            )
+        if lasts is not None and lasts < plan.cohorts.rounds_per_client:
+            raise ConfigError(
+                f"[dp] noise = {dp.noise:g} keeps epsilon = {dp.epsilon:g} for {lasts} of the "
+                f"{plan.cohorts.rounds_per_client} rounds that a client has by [cohorts]",
+                hint=f"{hint}; or rounds_per_client = {lasts}",
             )
         return plan
 
