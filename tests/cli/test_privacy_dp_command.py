@@ -197,6 +197,7 @@ def test_without_the_library_the_extra_is_named() -> None:
         "from tessera.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     )
     asked = [sys.executable, "-c", code, "privacy", "dp", "--noise", "1", "--rounds", "1"]
+    asked += ["--rate", "0.1"]  # a sample; without one there is a formula
     told = subprocess.run(asked, capture_output=True, text=True, check=False)
     assert told.returncode == 2
     assert told.stderr.startswith("error: privacy accounting needs dp-accounting")
@@ -291,3 +292,55 @@ def test_a_cohort_drawn_in_secret_is_a_sample_to_those_alone_who_do_not_know_it(
     assert by_trust == pytest.approx(again, rel=1e-3)
     assert by_trust["server"] == pytest.approx(found["server", True]["noise"], rel=1e-3)
     assert by_trust["each"] > 0.99 * 2**0.5 * found["server", False]["noise"]
+
+
+# --- rounds of a client, and correlated noise -----------------------------------------------------
+
+SERVER = ("--unit", "user", "--trust", "server", "--scheme", "fedavg", "--delta", "1e-5")
+SIXTY = (*SERVER, "--epsilon", "3", "--rounds", "60")
+
+
+def test_noise_is_for_the_rounds_that_a_client_is_in(capsys: pytest.CaptureFixture[str]) -> None:
+    every = report(capsys, *SIXTY)["noise"]
+    once = report(capsys, *SIXTY, "--rounds-per-client", "1")
+    assert once["noise"] == pytest.approx(1.3906, rel=2e-4)
+    assert every == pytest.approx(once["noise"] * 60**0.5, rel=1e-3)
+    assert once["training"]["independent_of_all_rounds"] == pytest.approx(10.77, rel=1e-3)
+
+
+def test_correlated_noise_is_one_release_of_all_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+    schedule = ("--rounds-per-client", "1", "--separation", "60", "--correlated", "--terms", "4")
+    found = report(capsys, *SIXTY, *schedule)
+    assert cell(found, "user", "readers of the model")["epsilon"] == pytest.approx(3.0, rel=1e-3)
+    training = found["training"]
+    assert training["terms"] == 4
+    assert training["noise_of_one_round"] == pytest.approx(2.42, rel=2e-3)  # 1.39 independent
+    assert training["noise_of_all_rounds"] == pytest.approx(3.66, rel=2e-3)
+    back = report(capsys, *SERVER, "--rounds", "60", *schedule, "--noise", str(found["noise"]))
+    assert back["found"] == "epsilon"
+    assert cell(back, "user", "other clients")["epsilon"] == pytest.approx(3.0, rel=1e-3)
+    _, out, _ = run(capsys, *SIXTY, *schedule)
+    said = " ".join(out.split())
+    assert "noise is for a client in 1 of 60 rounds" in said
+    assert "a training is one release: 2.42 clips deep in one round, 3.66 in the sum" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((*SERVER, "--noise", "2", "--epsilon", "3", "--correlated"), "without --rounds"),
+        ((*SIXTY, "--rounds-per-client", "4", "--separation", "20"), "room for 3"),
+        ((*SIXTY, "--correlated", "--terms", "5"), "terms = 5"),
+        ((*SIXTY, "--correlated", "--catalogue", "100"), "--catalogue 100"),
+        ((*SIXTY, "--correlated", "--trust", "shares"), "drops out"),
+        ((*SIXTY, "--correlated", "--trust", "local"), "noise of its own"),
+    ],
+)
+def test_rounds_of_a_client_that_cannot_be_are_refused(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    status, out, err = run(capsys, *arguments)
+    assert status == 2 and not out
+    error, hint = err.splitlines()
+    assert said in error
+    assert hint.startswith("hint: ")

@@ -38,7 +38,7 @@ from tessera.report.numbers import percent, plural, share, size
 from tessera.rounds import schemes
 from tessera.rounds.forecast import Forecast
 from tessera.rounds.forecast.forecast import break_evens, identification_forecast, smaller_cap
-from tessera.rounds.noise import noise_of, paper_notes
+from tessera.rounds.noise import noise_of, paper_notes, training_notes
 from tessera.rounds.schedule import Schedule
 from tessera.runs.description import describe_two_server
 from tessera.simulation.calibration import round_seconds
@@ -428,9 +428,10 @@ def describe_privacy(plan: Plan, joined: int | None) -> dict[str, Any]:
 
 
 def describe_noise(plan: Plan) -> dict[str, Any]:
-    """[dp]: its noise, what a client in every round spends, and how many rounds the budget lasts.
+    """[dp]: its noise, what a client spends in all rounds that it may be in, and how many the
+    budget lasts.
 
-    Without dp-accounting none of it can be known, and the refusal says what to install.
+    Without dp-accounting samples have no number, and the refusal says what to install.
     """
     noise = noise_of(noise_of(plan).calibrated())
     section, setting, plan = noise.dp, noise.setting, noise.plan
@@ -455,6 +456,7 @@ def describe_noise(plan: Plan) -> dict[str, Any]:
         "scope": worst.scope,
         "against": [observer.value for observer in setting.protected()],
         "lasts": noise.lasts,
+        "training": setting.over_training(),
         "printed": noise.paper_facts(),
     }
 
@@ -497,6 +499,7 @@ def notes(report: Mapping[str, Any], forecast: Forecast) -> Iterator[str]:
         yield cohorts_in_words(report["cohorts"])
     if report["dp"] is not None:
         yield from paper_notes(report["dp"]["printed"])
+        yield from training_notes(report["dp"]["training"])
         if report["held"] is not None:
             yield OUTSIDE
         if effects_of(plan.task.name) is None:

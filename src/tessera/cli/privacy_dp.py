@@ -19,12 +19,14 @@ import typer
 from tessera.cli.format import AsJson
 from tessera.cli.privacy_choices import Choices, choices_in_words, choices_table
 from tessera.cli.utility import HEADING, PopularityFile, Skew, utility_facts, utility_of
+from tessera.crypto.correlated import BandedInverse
 from tessera.errors import ConfigError
 from tessera.plan import (
     DPPlan,
     NoisyRows,
     Plan,
 )
+from tessera.privacy.dp.correlation import Correlation, optimised
 from tessera.privacy.dp.guarantee import Guarantee, Trust, Unit
 from tessera.privacy.dp.mechanism import GaussianNoise, NoAccount, check_noise
 from tessera.privacy.dp.noise_setting import (
@@ -33,15 +35,17 @@ from tessera.privacy.dp.noise_setting import (
     Drawn,
     NoiseSetting,
     Sampling,
+    SummedVector,
     Visibility,
     holders_over_noise,
     row_moves,
 )
+from tessera.privacy.dp.participation import Participation
 from tessera.privacy.dp.subjects import changed_epsilon
 from tessera.report.numbers import count, epsilon, rounded
 from tessera.report.terminal import Page, table
 from tessera.rounds import schemes
-from tessera.rounds.noise import noise_of, paper_notes
+from tessera.rounds.noise import ONE_SERVER, noise_of, paper_notes, training_notes
 from tessera.rounds.noise_account import delta_warning, sight
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -77,7 +81,24 @@ def privacy_dp(
     example_clip: Annotated[
         float, typer.Option(help="Unit index: clip of one example, over that of a client.")
     ] = 0.0,
-    rounds: Annotated[int | None, typer.Option(help="Rounds that a client is in.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds; a client is in all, or in --rounds-per-client.")
+    ] = None,
+    rounds_per_client: Annotated[
+        int, typer.Option(help="Rounds that a client is in, at most; 0: all that it can be in.")
+    ] = 0,
+    separation: Annotated[
+        int, typer.Option(help="Rounds from one of a client's to its next, at least.")
+    ] = 1,
+    correlated: Annotated[
+        bool,
+        typer.Option(
+            "--correlated", help="Trust server or each: noise that is correlated over rounds."
+        ),
+    ] = False,
+    terms: Annotated[
+        int, typer.Option(help="With --correlated: rounds whose draws one round's noise has.")
+    ] = 3,
     steps: Annotated[int, typer.Option(help="Noisy steps of a client in a round.")] = 1,
     rate: Annotated[
         float, typer.Option(help="Sampling rate of units in a batch, or of clients in a cohort.")
@@ -181,6 +202,7 @@ def privacy_dp(
             records=records,
             clients=clients,
             scheme=scheme,
+            limits=limits_of(rounds, rounds_per_client, separation, correlated),
         )
         found = solve(setting, budget=epsilon, delta=delta, rounds=rounds)
         found = replace(found, scheme=scheme, cohort=cohort)
@@ -189,7 +211,8 @@ def privacy_dp(
     report = describe(found, over_noise=over)
     if plan is not None:
         report |= {"printed": facts} if (facts := noise_of(plan).paper_facts()) else {}
-    if catalogue or (plan is not None and found.setting.unit is Unit.USER):
+    compared = found.setting.unit is Unit.USER and not found.setting.correlated
+    if catalogue or (plan is not None and compared):
         beside = choices_of(found, plan, catalogue, rows=rows, width=width, missing=used)
         report["choices"] = beside.described()
     if plan is not None:
@@ -231,6 +254,8 @@ IN_SECTION: Final = {
     "clients": "clients_per_subject",
     "trust": "trust",
     "selection": "selection",
+    "correlated": "correlated",
+    "terms": "terms",
 }
 """Options that are keys of [dp], which checks them."""
 CHOICES: Final = {"unit": Unit, "trust": Trust, "drawn": Drawn}
@@ -270,11 +295,18 @@ def setting_of(
     records: int,
     clients: int,
     scheme: str,
+    limits: Participation | None,
 ) -> NoiseSetting:
     """The account of a section before there is a model: noise that is not rounded to integers.
 
     `records` and `clients` of a person lead from other units to a number per subject.
     """
+    correlation, vector = None, None
+    if limits is not None:
+        inverse = optimised(limits, section.terms) if section.correlated else BandedInverse()
+        correlation = Correlation(inverse, limits)
+    if section.correlated:
+        vector = FINE_EACH if section.trust is Trust.EACH else FINE
     moved = row_moves(section.per_row, section.example_clip) if section.per_row else 0.0
     local = section.trust is Trust.LOCAL
     return NoiseSetting(
@@ -292,18 +324,47 @@ def setting_of(
         sources=honest,
         row_moves=moved if local else min(MOST_MOVE, moved),
         clipped=not local,
-        selection=selected(section, rounds),
+        selection=selected(section, None if correlation is None else correlation.releases),
+        vector=vector,
+        correlation=correlation,
         sight=sight(schemes.named(scheme, option="--scheme")),
     )
 
 
-def selected(section: DPPlan, rounds: int | None) -> float:
+FINE: Final = SummedVector(words=1, bound=1e6, honest="")
+FINE_EACH: Final = replace(FINE, honest=ONE_SERVER)
+"""Integers so fine that only noise over clip counts."""
+
+
+def limits_of(
+    rounds: int | None, most: int, separation: int, correlated: bool
+) -> Participation | None:
+    """In which rounds a client may be; None where the number of rounds is to be found."""
+    if rounds is None:
+        if correlated or most or separation != 1:
+            raise ConfigError(
+                "--correlated, --rounds-per-client or --separation without --rounds",
+                hint="they are of a training with so many rounds: add --rounds",
+            )
+        return None
+    if most < 0 or separation < 1 or most > -(-rounds // separation):
+        raise ConfigError(
+            f"--rounds-per-client {most} at a separation of {separation}: {rounds} rounds have "
+            f"room for {-(-rounds // max(1, separation))}",
+            hint="fewer rounds of a client, a smaller separation, or more --rounds",
+        )
+    return Participation(
+        rounds=rounds, most=most or -(-rounds // separation), separation=separation
+    )
+
+
+def selected(section: DPPlan, releases: float | None) -> float:
     """Noise on the popularity of rows over that of a round, for its share of the budget."""
     if section.rows is not NoisyRows.SELECTED:
         return 0.0
-    if rounds is None:
+    if releases is None:
         raise ConfigError("--selection without --rounds", hint="its noise follows from both")
-    return math.sqrt((1.0 - section.selection) / (section.selection * rounds))
+    return math.sqrt((1.0 - section.selection) / (section.selection * releases))
 
 
 def member(kind: type[Choice], option: str, text: str) -> Choice:
@@ -429,6 +490,7 @@ def describe(found: NoiseAccount, *, over_noise: float) -> dict[str, Any]:
         "trust": setting.trust.value,
         "scheme": found.scheme,
         "contributions_over_noise": over_noise,
+        "training": setting.over_training(),
         "guarantees": cells,
     }
     if setting.unit is Unit.INDEX:
@@ -582,7 +644,8 @@ def notes(report: Mapping[str, Any]) -> list[str]:
     changed = []
     if "interaction" in report:
         changed = [of_interaction(report["interaction"])]
-    return [*given, *beside, *changed, *assumed, *alone, *bare, *refused]
+    training = training_notes(report["training"])
+    return [*training, *given, *beside, *changed, *assumed, *alone, *bare, *refused]
 
 
 # --- the same budget, by who adds the noise ---------------------------------------------------
@@ -598,6 +661,11 @@ def choices_of(
     missing: tuple[float, int],
 ) -> Choices:
     """A plan's own tables and clients, or those of the options; `missing`: dropout and corrupt."""
+    if found.setting.correlated:
+        raise ConfigError(
+            f"--catalogue {catalogue} with correlated noise",
+            hint="ways to add noise are compared for independent noise: leave out one of them",
+        )
     if found.setting.unit is not Unit.USER or catalogue < 0:
         raise ConfigError(
             f"--catalogue {catalogue} with unit {found.setting.unit.value}",

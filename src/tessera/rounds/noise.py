@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 from tessera.rounds.no_noise import Figure, Noise, Values
 from tessera.rounds.noise_account import AddedNoise
 
+ONE_SERVER: Final = "if one of the two servers adds its noise and does not collude"
 SIZES: Final = (1, 2, 4, 8)
 """Records of one person in a batch, for which the noise of a paper's algorithm is shown."""
 
@@ -266,7 +267,7 @@ class EachServerNoise(NoiseOnSums):
 
     @property
     def assumed(self) -> str:
-        return "if one of the two servers adds its noise and does not collude"
+        return ONE_SERVER
 
     @cached_property
     def in_the_sum(self) -> float:
@@ -451,5 +452,29 @@ def paper_notes(facts: Mapping[str, Any] | None) -> list[str]:
         found.append(
             f"and if nobody could tell: a person with {facts['records']} records, of which a batch "
             f"has one at most, has epsilon {float(facts['epsilon_one_record_in_a_batch']):.3g}"
+        )
+    return found
+
+
+def training_notes(facts: Mapping[str, float] | None) -> list[str]:
+    """`NoiseSetting.over_training` in sentences, where there is anything to say."""
+    if facts is None:
+        return []
+    rounds, most = int(facts["rounds"]), int(facts["rounds_per_client"])
+    found = []
+    if most < rounds:
+        apart = int(facts["separation"])
+        found.append(
+            f"noise is for a client in {most} of {rounds} rounds"
+            + (f", {apart} or more apart" if most > 1 and apart > 1 else "")
+            + ", which it keeps itself"
+        )
+    if facts["terms"] > 1:
+        found.append(
+            f"noise is correlated over rounds, and a training is one release: "
+            f"{facts['noise_of_one_round']:.3g} clips deep in one round, "
+            f"{facts['noise_of_all_rounds']:.3g} in the sum of all (independent noise: "
+            f"{facts['independent_of_one_round']:.3g} and "
+            f"{facts['independent_of_all_rounds']:.3g}), of each who adds it"
         )
     return found

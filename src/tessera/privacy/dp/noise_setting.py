@@ -224,6 +224,25 @@ class NoiseSetting:
             return rounds
         return 1 if self.correlated else self.correlation.participations(rounds)
 
+    def over_training(self) -> dict[str, float] | None:
+        """Noise of a round and of all rounds together, in clips, and that of independent noise
+        for the same promise; None where nothing bounds the rounds of a client."""
+        over = self.correlation
+        if over is None:
+            return None
+        limits, alone = over.participation, math.sqrt(over.participations() / over.releases)
+        return {
+            "rounds": limits.rounds,
+            "rounds_per_client": over.participations(),
+            "separation": limits.separation,
+            "terms": over.inverse.draws,
+            "sensitivity": over.sensitivity,
+            "noise_of_one_round": self.noise * over.one_round,
+            "noise_of_all_rounds": self.noise * over.all_rounds,
+            "independent_of_one_round": self.noise * alone,
+            "independent_of_all_rounds": self.noise * alone * math.sqrt(limits.rounds),
+        }
+
     @property
     def by_records(self) -> bool:
         return self.unit is Unit.SUBJECT and self.drawn is Drawn.RECORDS
@@ -589,4 +608,5 @@ def holders_over_noise(setting: NoiseSetting, *, rows: int, width: int, cohort: 
         # as many as are in a sum, where so many are enough
         both = setting.trust is Trust.EACH
         sources = 2 if both else max(1.0, cohort / setting.sources)
-    return setting.noise * math.sqrt(rows * width * sources)
+    of_round = 1.0 if setting.correlation is None else setting.correlation.one_round
+    return setting.noise * of_round * math.sqrt(rows * width * sources)

@@ -184,7 +184,9 @@ def observers(run: RunFigures) -> list[Content]:
                 assumed.setdefault(f"Against {observer.value} {found.assumption}. ")
         body.append(line)
     head = ["unit", *(observer.value for observer in seen)]
-    note = f"At delta {section.delta:g}, for a client that was in every round. "
+    note = f"At delta {section.delta:g}, for a client that was in every round that it may be in. "
+    if setting.correlated:
+        note += "Noise is correlated: all rounds of the training are charged with the first. "
     if not run.noise.covers(Figure.COHORT):
         note += "Whoever does not know the cohorts sees a sample of the clients in each. "
     note += "Infinite: sees it without noise. "
