@@ -381,8 +381,8 @@ def _as_begun(
         )
     if noise_of(plan).follows_from_rounds and not plan.same_rounds(log.plan):
         raise ConfigError(
-            f"{folder}: its plan has {log.plan.simulation.rounds} rounds, by which the noise on "
-            "sums beside them was sized: with other noise they would be released twice",
+            f"{folder}: its plan has {log.plan.simulation.rounds} rounds, for which its noise was "
+            "made: with other noise the same sums would be released twice",
             hint="start a new run, with a budget of its own",
         )
     if plan.bounds_rounds and not plan.same_rounds(log.plan):

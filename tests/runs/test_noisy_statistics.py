@@ -162,7 +162,8 @@ def test_noise_that_is_too_narrow_is_refused():
 def test_set_up_and_tests_are_charged_within_the_budget(trust):
     task = raters.task()
     plan = planned(trust, noise=0.0, epsilon=3.0)
-    assert noise_of(plan).dp.setup and noise_of(plan).lasts == 4
+    assert noise_of(plan).dp.setup
+    assert noise_of(plan).lasts == plan.participation.most < 4  # the seed has nobody in all rounds
     with Training(task, plan, entropy=ScriptedEntropy(b"charged")) as training:
         ends = [e for e in training.run(4) if isinstance(e, RoundFinished)]
         ledgers = [training.clients[c].local.ledger for c in training.clients.eligible]

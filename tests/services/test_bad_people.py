@@ -76,10 +76,11 @@ def test_each_client_of_a_person_is_charged_against_every_observer(clients: int)
     """Noise by each client itself: c clients compose as c times the releases of one."""
     plan = complete(planned(replace(PERSON, clients_per_subject=clients, noise=5.0)), task())
     once = complete(planned(replace(PERSON, clients_per_subject=1, noise=5.0)), task())
-    setting, alone = noise_of(plan).setting, noise_of(once).setting
+    setting, every = noise_of(plan).setting, replace(noise_of(once).setting, correlation=None)
     for observer in setting.sight.observers:
         kept = setting.ledger(4).guarantee(unit=setting.unit, against=observer, delta=1e-6)
-        same = alone.ledger(4 * clients).guarantee(unit=setting.unit, against=observer, delta=1e-6)
+        times = setting.releases(4) * clients
+        same = every.ledger(times).guarantee(unit=setting.unit, against=observer, delta=1e-6)
         assert kept.epsilon == pytest.approx(same.epsilon, rel=1e-6)
         assert (f"at most {clients} clients" if clients > 1 else "if one client") in kept.scope
 

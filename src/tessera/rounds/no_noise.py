@@ -159,7 +159,7 @@ class Noise:
 
     @property
     def follows_from_rounds(self) -> bool:
-        """Whether noise beside that of the rounds is sized by their number."""
+        """Whether noise is made for this number of rounds, and no other."""
         return False
 
     @property

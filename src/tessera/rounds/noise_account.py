@@ -315,7 +315,7 @@ class AddedNoise(Noise):
 
     @cached_property
     def follows_from_rounds(self) -> bool:
-        return self._shares > 0.0
+        return self._shares > 0.0 or self.dp.correlated
 
     # --- charged ----------------------------------------------------------------------------------
 
