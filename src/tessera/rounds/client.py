@@ -221,7 +221,8 @@ class ClientRound(TrainingClient):
         else:
             bare = self._noise.bare(*self._sum.opened(self.plan))
             self._local.release(self.plan, self.round_id, *bare)
-        self._noise.charge(self._local.ledger, self.round_id)
+        training = self._local.training(self.plan)
+        self._noise.charge(self._local.ledger, self.round_id, training)
 
     def _freeze_and_charge(self) -> None:
         plan, local = self.plan, self._local

@@ -139,6 +139,11 @@ class LocalState:
             raise
         self.attendance[plan.federation] = now
 
+    def training(self, plan: Plan) -> str:
+        """What the ledger calls the training of this plan, where it is charged as a whole."""
+        stored = self.attendance.get(plan.federation)
+        return "" if stored is None else stored.training.hex()
+
     def sends_unmasked(self, plan: Plan) -> bool:
         """Whether this client sends its update unmasked, in a cohort where others may mask."""
         return plan.security.unmasked(self.sharing, self.indicator)

@@ -412,7 +412,11 @@ class Training:
 
         def short(round_id: RoundId) -> bool:
             possible = self.federation.possible(round_id).items()
-            return any(not noise.affords(self.clients[c].local.ledger, at) for c, at in possible)
+            there = [(self.clients[c].local, at) for c, at in possible]
+            return any(
+                not noise.affords(local.ledger, at, local.training(self.plan))
+                for local, at in there
+            )
 
         return noise.refusal(lambda: cohorts.rule.spent(round_id, noise.lasts, short))
 

@@ -235,7 +235,7 @@ class TwoServerClientRound(TrainingClient):
             )
         bare = self._noise.bare(*self._rows.opened_first, "the rows written", THE_SUMS)
         local.release(plan, self.round_id, *bare)
-        self._noise.charge(local.ledger, self.round_id)
+        self._noise.charge(local.ledger, self.round_id, local.training(plan))
         self._count_left_out(self._held())
 
     @property
