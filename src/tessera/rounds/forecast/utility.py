@@ -165,7 +165,7 @@ class NoisyTraining:
 
     rounds: int
     share: float  # of the users in a round
-    noise: float
+    noise: float  # of what is drawn for one round
     clip: float
     rate: float
     by_popularity: bool  # what sums are divided by; else the number of clients
@@ -189,7 +189,7 @@ class NoisyTraining:
         return cls(
             rounds=fewer,
             share=min(1.0, plan.cohort / users),
-            noise=noise.in_the_sum * math.sqrt(rounds / fewer),
+            noise=noise.in_the_sum / plan.correlation.one_round * math.sqrt(rounds / fewer),
             clip=dp.clip,
             rate=plan.server_step.rate,
             by_popularity=by_rows,
