@@ -21,6 +21,7 @@ from tessera.protocols.secagg.params import GraphKind
 from tessera.protocols.secagg.session import Session, neighbourhood
 from tessera.rounds import select
 from tessera.rounds.cohorts import Cohorts
+from tessera.rounds.party import LocalState
 
 WITHIN = "intersection within a period: "
 
@@ -131,6 +132,7 @@ def test_a_second_participation_in_a_period_is_noticed(
         return [pool[i] for i in sorted(rng.choice(len(pool), self.plan.cohort, replace=False))]
 
     monkeypatch.setattr(Cohorts, "sample", anybody)
+    monkeypatch.setattr(LocalState, "attend", lambda *_: None)  # else they refuse
     plan = runs.plan_of(cohort=4, period_rounds=5, cohorts={"drawn": "schedule", "separation": 5})
     found = attack(runs.record(tmp_path, plan, 10, clients=20))
     pinned = found[f"{WITHIN}real rows pinned on their client"]

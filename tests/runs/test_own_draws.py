@@ -293,7 +293,6 @@ NOBODYS: Final = {
     "simulation/faults.py": "who is made to drop out of a simulation",
     "simulation/population.py": "made-up rows and updates of clients without data",
     "simulation/simulator.py": "a test's order of messages",
-    "rounds/cohorts.py": "cohorts: public by design",
     "rounds/epochs/server.py": "the order of invitations: public by design",
     "rounds/forecast/epochs.py": "invitations of a forecast, by numbers of members",
     "rounds/forecast/traffic.py": "rows to count bytes with",
@@ -308,6 +307,7 @@ NOBODYS: Final = {
     "learning/rankers.py": "items that papers rank one among, after training",
     "learning/training/local.py": "the layout of a state, which is then filled from coins",
     "learning/training/vectorised/lags.py": "one whose whole state is set from the client's coins",
+    "plan/places.py": "cohorts, which are public where the seed draws them",
     "tasks/task.py": "first values of shared parameters",
 }
 """Where a generator that anybody can repeat is allowed, and why nothing of a client follows."""
@@ -318,7 +318,16 @@ GENERATORS: Final = {"default_rng", "manual_seed", "SeedSequence", "RandomState"
 def test_no_other_module_has_a_generator_that_anybody_can_repeat():
     found = {
         str(path.relative_to(SRC))
-        for folder in ("data", "tasks", "learning", "simulation", "runs", "services", "rounds")
+        for folder in (
+            "data",
+            "tasks",
+            "learning",
+            "simulation",
+            "runs",
+            "services",
+            "rounds",
+            "plan",
+        )
         for path in (SRC / folder).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)
