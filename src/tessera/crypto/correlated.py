@@ -36,7 +36,7 @@ FRACTION: Final = 24
 """Coefficients are integers over 2^FRACTION, the same for the account and for the noise."""
 GRID: Final = 15
 """z and y are multiples of 2^-GRID ring units."""
-CHUNK: Final = 1 << 15
+CHUNK: Final = 1 << 16
 """Integers at once: they stay in the second-level cache, and take no memory beside the words."""
 GAP: Final = 128
 """Rows that are drawn and left out are cheaper than another call, up to so many in a row."""
@@ -102,8 +102,11 @@ class CorrelatedNoise:
         if past:
             total = np.full(count, 1 << (FRACTION - 1), dtype=np.int64)
             for term, stream in zip(self.inverse.terms, past, strict=False):
-                total += term * self.source.sample(stream, count, start=start)
-            drawn += total >> FRACTION
+                z = self.source.sample(stream, count, start=start)
+                z *= term
+                total += z
+            total >>= FRACTION
+            drawn += total
         return drawn
 
     def add(
