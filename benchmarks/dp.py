@@ -18,7 +18,8 @@ step. Both take the trainer that a run would take: once neither is compiled, onc
 turns, CPU seconds of everything from jobs to updates, without compiling; and which part of it draws
 noise.
 
-Noise inside the sums (`--part sums`) is in `noisy_sums.py`.
+Noise inside the sums (`--part sums`), and correlated over rounds (`--part correlated`), is in
+`noisy_sums.py`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import machine
 from benchmarks.cohort import cohort, note
-from benchmarks.noisy_sums import sums_rows
+from benchmarks.noisy_sums import correlated_rows, sums_rows
 from tessera.crypto import noise
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.prg import Label
@@ -370,7 +371,9 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--require-peers", action="store_true")
-    parser.add_argument("--part", choices=("table", "cohort", "sums"), help="one part only")
+    parser.add_argument(
+        "--part", choices=("table", "cohort", "sums", "correlated"), help="one part only"
+    )
     parser.add_argument("--only", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -386,6 +389,8 @@ def main() -> int:
         results += cohort_rows(args.quick)
     if args.part in (None, "sums"):
         results += sums_rows(args.quick)
+    if args.part in (None, "correlated"):
+        results += correlated_rows(args.quick)
     machine.print_report(
         calibration, results, title="Noise in steps and in sums", as_json=args.json
     )
