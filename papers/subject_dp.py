@@ -6,6 +6,8 @@ utility   error of ratings, AUC of clicks, for epsilon 1, 3 and 10: without nois
 users     the same for a recommender that is trained by a real plan, noise per user, by who adds it:
           a trusted server, clients in shares, each of two servers, every client for itself; and
           selected rows beside all; takes hours, and goes on where it was stopped
+schedule  the same in cohorts of a hundred, each client in one round: a public schedule, and noise
+          that is correlated over rounds
 index     noise per index beside noise per user, on a made-up shop: AUC, and rows that are learnt
 noise     the paper's noise by Z, what a person with 16 records really has under it, and what
           drawing records or people asks for
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from papers import show
+from papers import subject_dp_schedule as schedule
 from papers import subject_dp_trained as trained
 from papers.cells import Cell, Request, plain
 from papers.runs import Cache
@@ -48,7 +51,7 @@ from tessera.privacy.dp.mechanism import GaussianNoise
 from tessera.privacy.dp.subjects import PrintedNoise
 from tessera.report.numbers import score
 
-PARTS: Final = ("utility", "noise", "users", "index")
+PARTS: Final = ("utility", "noise", "users", "schedule", "index")
 DEFAULT: Final = ("utility", "noise")
 TAKES: Final = ("seeds", "sets", "data")
 PAGE: Final = "subject-dp.html"
@@ -123,6 +126,7 @@ def cells(request: Request) -> list[Cell]:
     known = [
         *(SETS if "utility" in request.parts else ()),
         *(trained.SETS if "users" in request.parts else ()),
+        *(schedule.SETS if "schedule" in request.parts else ()),
     ]
     for name in request.sets:
         if name not in known:
@@ -132,6 +136,7 @@ def cells(request: Request) -> list[Cell]:
         "noise": noise,
         "utility": utility,
         "users": trained.user_cells,
+        "schedule": schedule.schedule_cells,
         "index": trained.index_cells,
     }
     found = [

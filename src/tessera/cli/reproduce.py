@@ -44,7 +44,8 @@ def reproduce(
             help="Parts, separated by commas. sfsl: bytes, time, memory, and curves (takes hours, "
             "not a default); fedmmf: table4, attacks, figure4, paths; "
             "fsl-tables: table3, table4, table5, table6, din; fsl-accuracy: trec, mnist; "
-            "subject-dp: utility, noise, users, index; fedrec: ml-100k, ml-1m, lastfm, amazon."
+            "subject-dp: utility, noise, users, schedule, index; "
+            "fedrec: ml-100k, ml-1m, lastfm, amazon."
         ),
     ] = None,
     quick: Annotated[

@@ -75,6 +75,7 @@ class Popularity:
 
         `noise` is the deviation on a sum over the clip. A cohort has its part of the marks.
         """
-        marks = np.maximum(self.marks[name][ids], 0.0) * (clients / self.clients)
-        divided = clip * (marks + max(LEAST, NOISY * noise))
+        part = clients / self.clients
+        marks = np.maximum(self.marks[name][ids], 0.0) * part
+        divided = clip * (marks + np.maximum(LEAST * part, NOISY * noise))
         return np.where(self.marks[name][ids] > self.threshold * self.deviation, divided, np.inf)

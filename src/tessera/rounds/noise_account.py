@@ -466,10 +466,21 @@ class AddedNoise(Noise):
     def in_the_sum(self) -> float:
         return self.dp.noise * self.plan.correlation.one_round
 
+    @property
+    def in_a_step(self) -> float:
+        """Deviation of the noise that a round leaves in the model, over the clip.
+
+        Correlated noise mostly cancels over a training; each round has its part of what is left.
+        """
+        if not self.dp.correlated:
+            return self.in_the_sum
+        mixed, rounds = self.plan.correlation, self.plan.simulation.rounds
+        return self.in_the_sum / mixed.one_round * mixed.all_rounds / rounds
+
     def divisors(self, popularity: Popularity | None) -> Divide | None:
         if popularity is None:
             return None
-        return partial(popularity.divisors, clip=self.dp.clip, noise=self.in_the_sum)
+        return partial(popularity.divisors, clip=self.dp.clip, noise=self.in_a_step)
 
     # --- said -------------------------------------------------------------------------------------
 
