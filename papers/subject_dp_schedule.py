@@ -7,7 +7,8 @@ with independent noise, larger cohorts, everybody in one round, and masks alone:
 server takes no step.
 
 The server's rate is `PACE` over the rounds of a pass: a round is a part of one step, and clients of
-later rounds see what earlier ones have done. It was chosen on the validation parts (seed 0).
+later rounds see what earlier ones have done. It was chosen on the validation parts (seed 0). By
+seed every round is a step of its own, at a rate of 1, as without a schedule.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from tessera.tasks import Task
 SETS: Final = (ML_100K, ML_1M)
 COHORTS: Final = {ML_100K: 105, ML_1M: 100}
 LARGER: Final = {ML_100K: 315, ML_1M: 300}
-PACE: Final = 1.5
+PACE: Final = {ML_100K: 1.5, ML_1M: 2.0}
 NO_STEP: Final = 1e-9
 ALONE: Final = "masks alone"
 
@@ -67,7 +68,11 @@ class ScheduledLine:
     cohort: int = 0
     """0: everybody, in one round."""
     epsilons: tuple[float, ...] = (3.0,)
-    pace: float = PACE
+    pace: float
+
+    @property
+    def scheduled(self) -> bool:
+        return self.drawn is DrawnBy.SCHEDULE
 
     def plan(self, clients: int, epsilon: float, seed: int) -> Plan:
         cohort = self.cohort or clients
@@ -77,7 +82,7 @@ class ScheduledLine:
             cohort=cohort,
             seed=seed,
             training=LocalTraining(batch=0, rate=1.0, decay=1.0),
-            server=ServerStep(rate=self.pace / rounds),
+            server=ServerStep(rate=self.pace / rounds if self.scheduled else 1.0),
             cohorts=CohortsPlan(drawn=self.drawn),
             dp=DPPlan(
                 unit=Unit.USER,
@@ -95,7 +100,7 @@ class ScheduledLine:
 
 def lines(name: str, *, quick: bool) -> Iterator[ScheduledLine]:
     """Of a set; quickly the two that are recommended."""
-    cohort, larger = COHORTS[name], LARGER[name]
+    cohort, larger, pace = COHORTS[name], LARGER[name], PACE[name]
     both = {"a trusted server": Trust.SERVER, "each of two servers": Trust.EACH}
     for who, trust in both.items():
         yield ScheduledLine(
@@ -103,20 +108,24 @@ def lines(name: str, *, quick: bool) -> Iterator[ScheduledLine]:
             trust=trust,
             cohort=cohort,
             epsilons=(3.0,) if quick else EPSILONS,
+            pace=pace,
         )
     if quick:
         return
     yield ScheduledLine(name=ALONE, cohort=cohort, correlated=False, pace=NO_STEP, epsilons=(0.0,))
     for who, trust in both.items():
         yield ScheduledLine(
-            name=f"{who}, correlated, cohorts of {larger}", trust=trust, cohort=larger
+            name=f"{who}, correlated, cohorts of {larger}", trust=trust, cohort=larger, pace=pace
         )
-        yield ScheduledLine(name=f"{who}, everybody in one round", trust=trust, correlated=False)
+        yield ScheduledLine(
+            name=f"{who}, everybody in one round", trust=trust, correlated=False, pace=pace
+        )
         yield ScheduledLine(
             name=f"{who}, independent, cohorts of {cohort}",
             trust=trust,
             cohort=cohort,
             correlated=False,
+            pace=pace,
         )
         yield ScheduledLine(
             name=f"{who}, by seed, independent, cohorts of {cohort}",
@@ -124,6 +133,7 @@ def lines(name: str, *, quick: bool) -> Iterator[ScheduledLine]:
             cohort=cohort,
             drawn=DrawnBy.SEED,
             correlated=False,
+            pace=pace,
         )
 
 

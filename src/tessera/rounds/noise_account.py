@@ -470,9 +470,10 @@ class AddedNoise(Noise):
     def in_a_step(self) -> float:
         """Deviation of the noise that a round leaves in the model, over the clip.
 
-        Correlated noise mostly cancels over a training; each round has its part of what is left.
+        Where each client has its place in a pass, a round is a part of one step over all of them,
+        and has its part of the noise that is left in the sum of all rounds.
         """
-        if not self.dp.correlated:
+        if not (self.dp.correlated or self.plan.cohorts.scheduled):
             return self.in_the_sum
         mixed, rounds = self.plan.correlation, self.plan.simulation.rounds
         return self.in_the_sum / mixed.one_round * mixed.all_rounds / rounds
