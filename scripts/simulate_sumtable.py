@@ -117,7 +117,7 @@ def main() -> int:
     for rate in simulate(args.seed):
         rows.append(rate)
         print(_line(rate), file=sys.stderr, flush=True)
-    text = "".join(f"    {_line(rate)}\n" for rate in rows)
+    text = "".join(f"    {_line(rate)}\n" for rate in dict.fromkeys(rows))  # rungs may round alike
     if args.write:
         source = SIZING.read_text()
         head, rest = source.split(BEGIN)

@@ -27,7 +27,7 @@ from tessera.data.examples import ClientData, Examples
 from tessera.data.ratings import RatingData
 from tessera.errors import WireError
 from tessera.ids import SERVER, ClientId, Party, RoundId, StageId
-from tessera.learning.tables import own_rows
+from tessera.learning import bound_model
 from tessera.protocols.epochs.messages import EpochKind
 from tessera.protocols.machine import Outbound
 from tessera.protocols.secagg import server
@@ -353,17 +353,17 @@ def own_rows_swapped(
         return
     names = [table.name for table in task.bind(task.build(0)).tables if table.local]
     keys = {
-        secret.derive(Label.OWN_ROWS, name, size=own_rows.KEY_BYTES).reveal()
+        secret.derive(Label.OWN_ROWS, name, size=bound_model.KEY_BYTES).reveal()
         for secret in (lasting_secret(entropy, federation, int(c)) for c in pair)
         for name in names
     }
-    expand, (a, b) = own_rows.units, map(np.uint64, pair)
+    expand, (a, b) = bound_model.units, map(np.uint64, pair)
 
     def swapping(key: bytes, ids: np.ndarray, width: int) -> np.ndarray:
         other = np.where(ids == a, b, np.where(ids == b, a, ids))
         return expand(key, other if key in keys else ids, width)
 
-    with mock.patch.object(own_rows, "units", swapping):
+    with mock.patch.object(bound_model, "units", swapping):
         yield
 
 

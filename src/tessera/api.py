@@ -33,7 +33,6 @@ from tessera.rounds.events import Event, is_charged, told
 from tessera.rounds.noise import noise_of
 from tessera.runs.central import CentralTraining
 from tessera.runs.client_training import Trainer
-from tessera.runs.description import describe, digest_of
 from tessera.runs.folder import (
     BESIDE,
     CHECKPOINT,
@@ -45,6 +44,8 @@ from tessera.runs.folder import (
     TRUTH,
     VIEWS,
     RunFolder,
+    describe,
+    digest_of,
     free_folder,
     never_began,
 )

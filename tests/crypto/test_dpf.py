@@ -83,7 +83,7 @@ def test_shares_add_up_to_the_point_functions(
             words = forest.words(dpf.evaluate(forest, [one])).copy()
             if isinstance(group, Ring):
                 group.reduce(words)
-            (group.isub if one.party else group.iadd)(total, words)
+            group.iadd(total, group.neg(words) if one.party else words)
         for bin_, (size, point) in enumerate(zip(sizes, points, strict=True)):
             if not size:
                 continue

@@ -39,8 +39,6 @@ def test_arithmetic_is_that_of_integers_modulo_the_order(
     acc = x.copy()
     ring.iadd(acc, y)
     assert np.array_equal(acc, ring.add(x, y))
-    ring.isub(acc, y)
-    assert np.array_equal(acc, x)
 
 
 @given(RINGS, st.lists(st.integers(-(2**130), 2**130), max_size=20))
@@ -120,7 +118,7 @@ def test_words_of_another_type_are_refused() -> None:
     ring, other = Ring(22), Ring(61).from_ints([1, 2])
     assert not ring.contains(other)
     assert not Ring(100).contains(np.zeros((4, 3), dtype=np.uint64))
-    for operation in (ring.add, ring.sub, ring.iadd, ring.isub):
+    for operation in (ring.add, ring.sub, ring.iadd):
         with pytest.raises(MisuseError, match="uint64"):
             operation(ring.zeros(2), other)
 

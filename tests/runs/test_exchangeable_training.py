@@ -38,7 +38,7 @@ from tessera.data.examples import ClientData, Examples
 from tessera.data.sequences import Sequences, sequence_data
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
-from tessera.learning.tables import own_rows
+from tessera.learning import bound_model
 from tessera.learning.training.jobs import Job, Trained
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan import GroupsPlan, Plan, SimulationPlan, UnionPlan, defaults
@@ -281,7 +281,7 @@ def test_a_shared_row_for_each_client_would_tell_members_apart_and_is_refused(
 
 
 def _public_rows(name: str, ids: np.ndarray, width: int, secret: Secret) -> np.ndarray:
-    return own_rows.units(bytes(own_rows.KEY_BYTES), ids, width)
+    return bound_model.units(bytes(bound_model.KEY_BYTES), ids, width)
 
 
 def _public_coins(self: Any, round_id: RoundId, client: ClientId) -> Secret:
@@ -290,7 +290,7 @@ def _public_coins(self: Any, round_id: RoundId, client: ClientId) -> Secret:
 
 @pytest.mark.parametrize(
     ("where", "what", "drawn"),
-    [(own_rows, "_drawn", _public_rows), (EpochFederation, "coins", _public_coins)],
+    [(bound_model, "_drawn", _public_rows), (EpochFederation, "coins", _public_coins)],
 )
 def test_a_draw_from_the_id_is_found(
     where: Any, what: str, drawn: Any, monkeypatch: pytest.MonkeyPatch

@@ -28,8 +28,7 @@ from tessera.privacy.dp.ledger import Ledger
 from tessera.privacy.index.period import MemoryPeriods
 from tessera.rounds.party import LocalState
 from tessera.runs.central import CentralTraining
-from tessera.runs.description import digest_of
-from tessera.runs.folder import CHECKPOINT, ROOT
+from tessera.runs.folder import CHECKPOINT, ROOT, digest_of
 from tessera.runs.held import HeldRows
 from tessera.runs.ranking import full_ranking
 from tessera.runs.recommend import recommendations

@@ -22,8 +22,7 @@ from tessera.crypto.secret import Secret, encode_context
 from tessera.data.examples import Examples
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
-from tessera.learning.bound_model import BoundModel
-from tessera.learning.tables.own_rows import first_rows
+from tessera.learning.bound_model import BoundModel, first_rows
 from tessera.learning.training.jobs import drawn
 from tessera.plan import Plan
 from tessera.privacy.index.posterior import Floats

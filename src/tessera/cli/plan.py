@@ -40,7 +40,7 @@ from tessera.rounds.forecast import Forecast
 from tessera.rounds.forecast.forecast import break_evens, identification_forecast, smaller_cap
 from tessera.rounds.noise import noise_of, paper_notes, training_notes
 from tessera.rounds.schedule import Schedule
-from tessera.runs.description import describe_two_server
+from tessera.runs.folder import describe_two_server
 from tessera.simulation.calibration import round_seconds
 
 if TYPE_CHECKING:

@@ -101,9 +101,6 @@ class Field:
     def iadd(self, acc: Words, x: Words) -> None:
         acc[...] = self.add(acc, x)
 
-    def isub(self, acc: Words, x: Words) -> None:
-        acc[...] = self.sub(acc, x)
-
     def mul(self, a: Words, b: Words) -> Words:
         """a * b, reduced, in a new array."""
         require_words(self, a)

@@ -75,9 +75,6 @@ class Group(Protocol):
     def iadd(self, acc: Words, x: Words) -> None:
         """acc += x, reduced, in place."""
 
-    def isub(self, acc: Words, x: Words) -> None:
-        """acc -= x, reduced, in place."""
-
     def pack(self, words: Words) -> bytes:
         """The elements as a little-endian bit stream of exactly ceil(count * bits / 8) bytes."""
 

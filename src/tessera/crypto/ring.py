@@ -119,15 +119,6 @@ class Ring:
         np.add(acc, x, out=acc)
         self.reduce(acc)
 
-    def isub(self, acc: Words, x: Words) -> None:
-        if self.limbs:
-            acc[...] = self.sub(acc, x)
-            return
-        require_words(self, acc)
-        require_words(self, x)
-        np.subtract(acc, x, out=acc)
-        self.reduce(acc)
-
     def reduce(self, words: Words) -> None:
         """Drop, in place, the bits above `bits`: sums may be taken unreduced and end here."""
         if self.is_full:

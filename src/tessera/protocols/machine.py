@@ -100,23 +100,6 @@ class Clocked(Receiver, Protocol):
         """Whose messages are due and have not come; `HELPER` and `SERVER` may be among them."""
 
 
-class Role(Clocked, Protocol):
-    """One party's side of a protocol: a client, a server or a helper.
-
-    Its class also has `wake(snapshot, messages, setup)`.
-    """
-
-    def snapshot(self) -> bytes:
-        """What it takes to go on elsewhere, less `messages`; stored before sending. Secret."""
-
-    @property
-    def messages(self) -> Mapping[bytes, bytes]:
-        """The messages that the snapshot names, by digest: stored once. Contains secrets."""
-
-    def over(self, outcome: RoundOutcome, reason: str = "") -> None:
-        """The round has ended: erase secrets and held shares, and keep a tombstone."""
-
-
 # --- how a round ends -----------------------------------------------------------------------------
 
 

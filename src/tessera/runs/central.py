@@ -22,9 +22,8 @@ from tessera.crypto.prg import Label
 from tessera.data.examples import ClientData, Examples
 from tessera.errors import ConfigError
 from tessera.ids import RoundId
-from tessera.learning.bound_model import BoundTable
+from tessera.learning.bound_model import BoundTable, OwnRows
 from tessera.learning.scores import evaluate
-from tessera.learning.tables.own_rows import OwnRows
 from tessera.learning.tables.submodel import read_npz
 from tessera.learning.tables.table import StoredTable
 from tessera.learning.training.jobs import Trainable

@@ -28,8 +28,7 @@ from tessera.rounds import schemes
 from tessera.rounds.cohorts import cohorts_of
 from tessera.runs import central, training
 from tessera.runs.central import CentralTraining
-from tessera.runs.description import digest_of
-from tessera.runs.folder import BESIDE, CHECKPOINT, RunFolder, entropy_of
+from tessera.runs.folder import BESIDE, CHECKPOINT, RunFolder, digest_of, entropy_of
 from tessera.runs.statistics import population_sum
 from tessera.runs.training import Training, complete, eligible
 from tessera.tasks import Task

@@ -27,9 +27,8 @@ from tessera.crypto.keys import Identity
 from tessera.crypto.secret import Secret
 from tessera.data.examples import ClientData, Examples, SecretOf, draw
 from tessera.ids import ClientId, RoundId
-from tessera.learning.bound_model import BoundModel
+from tessera.learning.bound_model import BoundModel, OwnRows
 from tessera.learning.compression import Residual
-from tessera.learning.tables.own_rows import OwnRows
 from tessera.learning.tables.store import ModelStore
 from tessera.learning.tables.submodel import Ids, ModelUpdate, Submodel, TablePart, TableUpdate
 from tessera.learning.tables.table import LazyTable, StoredTable, TableSpec

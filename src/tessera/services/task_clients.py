@@ -24,7 +24,7 @@ from tessera.data.interactions import UNKNOWN_IDS, UNKNOWN_LINES
 from tessera.data.row_names import OwnNames
 from tessera.errors import ConfigError
 from tessera.ids import ClientId, RoundId
-from tessera.learning.tables.own_rows import first_rows
+from tessera.learning.bound_model import first_rows
 from tessera.learning.tables.submodel import Ids, Submodel, TablePart
 from tessera.learning.training.jobs import Trainable
 from tessera.privacy.dp.ledger import Ledger

@@ -79,7 +79,6 @@ class Outcome:
     left: dict[ClientId, ServerFault] = field(default_factory=dict)
     helper_left: ServerFault | None = None
     traffic: MeasuredTraffic = field(default_factory=MeasuredTraffic)
-    virtual_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +160,6 @@ class Simulator:
                 self._on_phase(PhaseEnd(self._now, phase, stage, expected - len(missing), missing))
             self._step_done()
             self._from_server(out)
-        self.outcome.virtual_seconds = self._now
         if self._ending is not None:
             self._from_server(self._timed_server(self._ending))
             self._deliver_the_rest()
