@@ -44,14 +44,11 @@ TWO_SIDES: Final = {
     },
     # Of a party's root: a client's, a server's; then the words of each part.
     Label.SUM_NOISE: {
-        "protocols/two_server/write/helper.py",
         "protocols/two_server/write/sums.py",
         "rounds/clipped_vector.py",
         "rounds/epochs/server.py",
         "rounds/noise.py",
-        "rounds/server.py",
-        "rounds/two_server/ideal.py",
-        "rounds/two_server/leader.py",
+        "rounds/noise_chain.py",
     },
     Label.KEY_PERIOD_ROOT: {"protocols/two_server/write/client.py", "rounds/two_server/ideal.py"},
     Label.UNION_COINS: {
