@@ -59,11 +59,12 @@ class Correlation:
     def __post_init__(self) -> None:
         check_inverse(self.inverse)
         limits = self.participation
-        if min(limits.rounds, limits.most, limits.separation) < 1 or limits.rounds > MOST_ROUNDS:
+        most = MOST_ROUNDS if self.correlated else math.inf
+        if min(limits.rounds, limits.most, limits.separation) < 1 or limits.rounds > most:
             raise ConfigError(
                 f"noise of {limits.rounds} rounds, of which a client is in {limits.most}, "
                 f"{limits.separation} apart",
-                hint=f"all three are 1 or more, and rounds at most {MOST_ROUNDS:,}",
+                hint=f"all three are 1 or more, and correlated rounds at most {MOST_ROUNDS:,}",
             )
 
     @property
@@ -74,6 +75,8 @@ class Correlation:
     @property
     def sensitivity(self) -> float:
         """How far a client moves C x at most, over the longest vector that it sends."""
+        if not self.correlated:
+            return math.sqrt(self.participations())
         return _sensitivity(self.inverse, self.participation)
 
     @property
@@ -103,6 +106,8 @@ class Correlation:
     @property
     def operator_norm(self) -> float:
         """At least |C| as an operator: a Toeplitz matrix is at most the sum of its coefficients."""
+        if not self.correlated:
+            return 1.0
         return float(self.coefficients.sum()) * ROUNDED_UP
 
     @property
@@ -113,8 +118,9 @@ class Correlation:
     @property
     def all_rounds(self) -> float:
         """Deviation of the sum of all rounds' noise over that of z."""
-        rounds = self.participation.rounds
-        return math.sqrt(float((_running(self.inverse, rounds) ** 2).sum()))
+        first, rest = _running(self.inverse, self.participation.rounds)
+        later = self.participation.rounds - len(first)
+        return math.sqrt(float((first**2).sum()) + later * rest**2)
 
     @property
     def running_error(self) -> float:
@@ -207,16 +213,19 @@ def _terms(inverse: BandedInverse) -> list[float]:
     return [r / (1 << FRACTION) for r in inverse.terms]
 
 
-def _running(inverse: BandedInverse, rounds: int) -> Values:
-    """By how much each z is in the sum of all rounds, the latest first: sums of the inverse."""
-    weights = np.cumsum([1.0, *_terms(inverse)])[:rounds]
-    return np.concatenate([weights, np.full(rounds - len(weights), weights[-1])])
+def _running(inverse: BandedInverse, rounds: int) -> tuple[Values, float]:
+    """By how much each z is in the sum of all rounds, the latest first, and all earlier ones."""
+    weights = np.cumsum([1.0, *_terms(inverse)])
+    return weights[:rounds], float(weights[-1])
 
 
 def _running_error(inverse: BandedInverse, rounds: int) -> float:
     """Running sums after 1 .. T rounds have the first 1 .. T of these weights."""
-    times = np.arange(rounds, 0, -1)
-    return math.sqrt(float((_running(inverse, rounds) ** 2 * times).sum()) / rounds)
+    first, rest = _running(inverse, rounds)
+    later = rounds - len(first)
+    often = rounds - np.arange(len(first))
+    total = float((first**2 * often).sum()) + rest**2 * later * (later + 1) / 2.0
+    return math.sqrt(total / rounds)
 
 
 # --- optimised ------------------------------------------------------------------------------------
