@@ -149,13 +149,12 @@ def test_the_page_fits_80_columns(
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_a_delta_that_one_published_person_would_keep_is_warned_of(
+def test_a_delta_that_one_published_person_would_keep_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     asked = ("--noise", "3", "--rounds", "1", "--delta", "1e-5", "--json", "--subjects")
-    _, out, err = run(capsys, *asked, "100000")
-    assert err.startswith("warning: delta 1e-05")
-    assert json.loads(out)["warnings"]
+    status, _, err = run(capsys, *asked, "100000")
+    assert status == 2 and err.startswith("error: delta 1e-05") and "hint: " in err
     _, out, err = run(capsys, *asked, "99999")
     assert not err
     assert json.loads(out)["warnings"] == []

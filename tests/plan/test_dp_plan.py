@@ -9,11 +9,11 @@ from tessera.ids import RoundId
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan import DPPlan, Plan
 from tessera.plan.dp import listed_rows, row_list_of, trained_with
+from tessera.privacy.dp.accounting import check_people, delta_flaw
 from tessera.privacy.dp.guarantee import Observer, Trust, Unit
 from tessera.privacy.dp.ledger import BudgetExceeded, Ledger
 from tessera.privacy.dp.noise_setting import Coins, Drawn, Sampling
 from tessera.rounds.noise import noise_of
-from tessera.rounds.noise_account import delta_warning
 
 HEAD = """
 scheme = "{scheme}"
@@ -220,8 +220,12 @@ def test_records_are_accounted_for_by_their_bounds() -> None:
 
 
 def test_a_delta_that_is_too_large_for_the_people_is_named() -> None:
-    assert delta_warning(1e-6, 1000) == ""
-    assert "1,000 people" in delta_warning(1e-3, 1000)
+    assert delta_flaw(1e-6, 1000) == ""
+    assert "1,000 people" in delta_flaw(1e-3, 1000)
+    with pytest.raises(ConfigError, match="1,000 people") as refused:
+        check_people(1e-3, 1000)
+    assert refused.value.hint
+    check_people(1e-3, 0)  # not known
 
 
 def test_a_list_of_rows_reads_back() -> None:

@@ -13,9 +13,9 @@ from tessera.crypto.entropy import RootedEntropy
 from tessera.data.examples import SUBJECT
 from tessera.errors import ConfigError
 from tessera.plan import DPPlan, Unknown
+from tessera.privacy.dp.accounting import check_people, delta_flaw
 from tessera.privacy.dp.noise_setting import Drawn
 from tessera.rounds.noise import noise_of
-from tessera.rounds.noise_account import delta_warning
 from tessera.runs.training import Training, complete
 from tessera.services.bundle import pack_task
 from tessera.services.task_clients import task_maker
@@ -67,8 +67,13 @@ def test_a_person_over_the_records_that_are_claimed_is_counted_and_refused() -> 
 
 def test_a_delta_that_one_person_could_have_alone_is_named_with_its_rule() -> None:
     people = shops().subjects
-    assert "one over 20 people" in delta_warning(1.0 / people, people)
-    assert delta_warning(0.9 / people, people) == ""
+    assert "one over 20 people" in delta_flaw(1.0 / people, people)
+    assert delta_flaw(0.9 / people, people) == ""
+    with pytest.raises(ConfigError, match="one over 20 people") as refused:
+        check_people(1.0 / people, people)
+    assert "5e-03" in (refused.value.hint or "")
+    with pytest.raises(ConfigError, match="one over 20 people"):
+        started(replace(PERSON, delta=0.06)).close()
 
 
 @pytest.mark.parametrize("clients", [1, 2, 3])

@@ -26,6 +26,7 @@ from tessera.plan import (
     NoisyRows,
     Plan,
 )
+from tessera.privacy.dp.accounting import check_people
 from tessera.privacy.dp.correlation import Correlation, optimised
 from tessera.privacy.dp.guarantee import Guarantee, Trust, Unit
 from tessera.privacy.dp.mechanism import GaussianNoise, NoAccount, check_noise
@@ -46,7 +47,7 @@ from tessera.report.numbers import count, epsilon, rounded
 from tessera.report.terminal import Page, table
 from tessera.rounds import schemes
 from tessera.rounds.noise import ONE_SERVER, noise_of, paper_notes, training_notes
-from tessera.rounds.noise_account import delta_warning, sight
+from tessera.rounds.noise_account import sight
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -206,7 +207,7 @@ def privacy_dp(
         )
         found = solve(setting, budget=epsilon, delta=delta, rounds=rounds)
         found = replace(found, scheme=scheme, cohort=cohort)
-    warning = delta_warning(found.delta, people(subjects))
+    check_people(found.delta, people(subjects))
     over = holders_over_noise(found.setting, rows=rows, width=width, cohort=found.cohort)
     report = describe(found, over_noise=over)
     if plan is not None:
@@ -229,11 +230,11 @@ def privacy_dp(
         report["interaction"] = interaction(found, history=history)
         if plan is not None and (why := uses_click_rate(plan)):
             report["interaction"] |= {"epsilon": None, "reason": why}
-    warnings = [warning, (report.get("utility") or {}).get("warning", "")]
-    for said in filter(None, warnings):
-        typer.echo(f"warning: {said}", err=True)
+    warning = (report.get("utility") or {}).get("warning", "")
+    if warning:
+        typer.echo(f"warning: {warning}", err=True)
     if as_json:
-        typer.echo(json.dumps(report | {"warnings": [said for said in warnings if said]}))
+        typer.echo(json.dumps(report | {"warnings": [warning] if warning else []}))
     else:
         show(found, report, rows=rows, width=width)
 

@@ -36,7 +36,6 @@ from tessera.report.numbers import score
 from tessera.report.progress import progress
 from tessera.report.terminal import Page
 from tessera.rounds.events import NOT_CHARGED, Event, RoundAbort, is_charged, told
-from tessera.rounds.noise import noise_of
 from tessera.rounds.resolve import resolve
 from tessera.runs.folder import (
     HELPER_KEY,
@@ -277,8 +276,6 @@ def train(
     console = Console(stderr=True, highlight=False)
     with console.status(f"loading {plan.task.name}"):
         task = tasks.load(plan.task.name, data=data, **plan.task.options)
-    if warning := noise_of(plan).warning(task.data.subjects):
-        console.print(f"note: {warning}", soft_wrap=True)
     aborted: list[RoundAbort] = []
     try:
         with progress(console, plan.simulation.rounds, metric=task.metric.name) as shown:

@@ -43,6 +43,7 @@ from tessera.plan.sections import (
     UpdatePlan,
 )
 from tessera.plan.toml import toml_value
+from tessera.privacy.dp.accounting import check_people
 from tessera.privacy.dp.guarantee import Trust, Unit
 from tessera.tasks.task import Recommended, Task
 
@@ -480,6 +481,7 @@ def check_task(facts: TaskFacts) -> None:
             hint="leave [[table]] and dense out: the task knows them",
         )
     if plan.dp is not None:
+        check_people(plan.dp.delta, task.data.subjects)
         check_dictionary(plan.dp, task)
         if plan.dp.by_examples:
             check_home(plan.dp, task)

@@ -21,6 +21,7 @@ from tessera.learning.averaging import Divide
 from tessera.learning.popularity import Popularity
 from tessera.plan import DPPlan, NoisyRows, Plan, SimulationPlan
 from tessera.plan.dp import GIVEN_UP, LONGER, row_list_of
+from tessera.privacy.dp.accounting import delta_flaw
 from tessera.privacy.dp.events import (
     THE_METRICS,
     THE_POPULARITY,
@@ -498,7 +499,7 @@ class AddedNoise(Noise):
         return self.unit.whole_client and not self.exact
 
     def warning(self, people: int) -> str:
-        return delta_warning(self.dp.delta, people)
+        return delta_flaw(self.dp.delta, people)
 
     def covers(self, figure: Figure) -> bool:
         return {
@@ -526,14 +527,4 @@ def sight(entry: SchemeEntry, *more: str, all_rows: bool = False) -> Visibility:
         one_by_one=frozenset({Observer.LEADER} if entry.federated and not entry.hides else ()),
         roster=entry.masks,
         exact=(*(() if all_rows else entry.rows.exact), *more),
-    )
-
-
-def delta_warning(delta: float, people: int) -> str:
-    """The rule that a delta breaks, if it does; `people` 0: unknown."""
-    if not people or delta < 1.0 / people:
-        return ""
-    return (
-        f"delta {delta:g} is not below one over {people:,} people: publishing one person's data "
-        "outright would keep it"
     )

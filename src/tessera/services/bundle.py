@@ -41,6 +41,7 @@ from tessera.learning.tables.table import (
     Zeros,
 )
 from tessera.plan import Plan, ServicePlan
+from tessera.privacy.dp.accounting import check_people
 from tessera.rounds.noise import noise_of
 from tessera.rounds.party import ServerModel
 from tessera.rounds.resolve import resolve
@@ -115,6 +116,8 @@ class Bundle:
             )
         plan = replace(self.plan, model=replace(model, packed=packed))
         object.__setattr__(self, "plan", plan)
+        if plan.dp is not None:
+            check_people(plan.dp.delta, self.clients)
         plan.check_population(
             self.clients, hint="pack for more clients, or make the cohort smaller"
         )

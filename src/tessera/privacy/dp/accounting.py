@@ -550,3 +550,19 @@ def special() -> ModuleType:
     """SciPy's special functions, which come with dp-accounting."""
     library()
     return import_module("scipy.special")
+
+
+def delta_flaw(delta: float, people: int) -> str:
+    """The rule that a delta breaks among so many people, if it does; 0: unknown."""
+    if not people or delta < 1.0 / people:
+        return ""
+    return (
+        f"delta {delta:g} is not below one over {people:,} people: publishing one person's data "
+        "outright would keep it"
+    )
+
+
+def check_people(delta: float, people: int) -> None:
+    """Refuse a delta that promises nothing to so many people; 0: unknown."""
+    if flaw := delta_flaw(delta, people):
+        raise ConfigError(flaw, hint=f"a delta of {0.1 / people:.0e}, or another well below it")
