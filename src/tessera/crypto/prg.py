@@ -168,6 +168,9 @@ class Label(StrEnum):
     PSEUDONYMS = "pseudonyms"  # entropy -> what clients are called in a round
     TRAINING = "tessera training"  # all that noise is sized by -> the digest that clients keep
     SCHEDULE = "tessera schedule"  # a public seed -> the order of clients in a schedule
+    SCHEDULE_SEED = "schedule-seed"  # entropy -> that seed, once everybody is registered
+    SIMULATED_SCHEDULE = "tessera simulated schedule"  # a plan's seed -> that seed
+    SCHEDULE_DIGEST = "tessera schedule digest"  # places -> the digest of a schedule
     FIXED_GROUPS = "tessera fixed groups"  # a public salt, a client's id -> its place in an order
     SERVER_MODEL = "tessera server model"  # a server's model and what its step remembers -> digest
     BUNDLE = "tessera bundle"  # a plan and its first model -> the digest of a deployment

@@ -218,7 +218,7 @@ class ScheduledCohorts(CohortRule):
         self, clients: Collection[ClientId], stored: Schedule | None = None
     ) -> Schedule | None:
         if stored is None:
-            context = encode_context(Label.SCHEDULE, self.plan.federation, self.plan.seed)
+            context = encode_context(Label.SIMULATED_SCHEDULE, self.plan.federation, self.plan.seed)
             seed = Secret(hashlib.sha256(context).digest())
             found = Schedule.drawn(clients, self.plan.cohort, seed)
         else:

@@ -71,7 +71,7 @@ class Schedule:
     @property
     def digest(self) -> bytes:
         places = self.places.astype("<i8").tobytes()
-        return hashlib.sha256(encode_context(Label.SCHEDULE, self.rounds, places)).digest()
+        return hashlib.sha256(encode_context(Label.SCHEDULE_DIGEST, self.rounds, places)).digest()
 
     @property
     def clients(self) -> int:

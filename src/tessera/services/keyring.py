@@ -260,7 +260,7 @@ def make_keys(
         )
         snapshots.begin(federation, entropy)
         anchor = snapshots.draws[-1].snapshot.digest
-    order = entropy.secret(Label.SCHEDULE, federation).reveal()
+    order = entropy.secret(Label.SCHEDULE_SEED, federation).reveal()
     directory = Directory(bundle, both.servers, public, anchor, order=order)
     clients_by_folder = {folder_of(client): client for client in own}
     whole = _signed(directory, authority)
