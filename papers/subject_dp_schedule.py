@@ -53,6 +53,8 @@ SETS: Final = (ML_100K, ML_1M)
 COHORTS: Final = {ML_100K: 105, ML_1M: 100}
 LARGER: Final = {ML_100K: 315, ML_1M: 300}
 PACE: Final = {ML_100K: 1.5, ML_1M: 2.0}
+AT_ONCE: Final = 1.5
+"""Where everybody is in one round."""
 NO_STEP: Final = 1e-9
 ALONE: Final = "masks alone"
 
@@ -118,7 +120,7 @@ def lines(name: str, *, quick: bool) -> Iterator[ScheduledLine]:
             name=f"{who}, correlated, cohorts of {larger}", trust=trust, cohort=larger, pace=pace
         )
         yield ScheduledLine(
-            name=f"{who}, everybody in one round", trust=trust, correlated=False, pace=pace
+            name=f"{who}, everybody in one round", trust=trust, correlated=False, pace=AT_ONCE
         )
         yield ScheduledLine(
             name=f"{who}, independent, cohorts of {cohort}",
