@@ -29,7 +29,7 @@ def test_words_are_classes_and_several_count_a_part_each(tmp_path):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("sku,kind\na,x\nz,y\n", "line 3: item 'z' that nobody has"),
+        ("sku,kind\na,x\nz,y\n", "only 1 of 3 items are in it, and item 'z'"),
         ("sku,kind\na,x\na,y\n", "line 3: item 'a' a second time"),
         ("thing,kind\na,x\n", "sku"),
         ("sku\na\n", "no attributes"),

@@ -188,17 +188,24 @@ def test_titles_may_be_a_column_of_the_file_itself(tmp_path):
     ("more", "match"),
     [
         ("tea,Black tea,drinks\n", "line 5: item 'tea' a second time"),
-        ("gin,Gin,drinks\n", "line 5: item 'gin' that nobody has"),
         (",Nothing,drinks\n", "line 5: no 'what'"),
     ],
 )
-def test_items_that_nobody_has_and_items_twice_are_refused(tmp_path, more, match):
+def test_items_twice_and_lines_without_one_are_refused(tmp_path, more, match):
     with pytest.raises(ConfigError, match=match) as caught:
         described(tmp_path, ITEMS + more)
     assert caught.value.hint
     data = described(tmp_path, ITEMS + more, on_bad="skip")
     assert data.title_of(data.names_of("item").row("tea")) == "Green tea"
     assert data.facts["item_features: bad lines, left out"] == 1
+
+
+def test_items_that_nobody_has_are_left_out_and_counted(tmp_path):
+    more = "".join(f"gin {k},Gin,drinks\n" for k in range(20))
+    data = described(tmp_path, ITEMS + more)
+    assert data.facts["item_features: items that nobody has"] == 20
+    assert data.title_of(data.names_of("item").row("tea")) == "Green tea"
+    assert data.attributes["shelf"].shape == (3, 2)
 
 
 def test_an_attribute_of_too_many_classes_is_refused(tmp_path, monkeypatch):

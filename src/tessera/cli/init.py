@@ -16,6 +16,7 @@ from rich.console import Console
 from tessera.crypto.shamir import MAX_HOLDERS
 from tessera.data.columns import SKIP
 from tessera.data.examples import ClientData
+from tessera.data.item_features import UNSOLD
 from tessera.data.sequences import TIES
 from tessera.data.split import VALIDATION
 from tessera.errors import ConfigError
@@ -259,6 +260,8 @@ def _said(path: Path, found: Guess, shown: Sequence[str], data: ClientData) -> l
         listed = facts[_listing(fact)]
         lines.append(f'{number:,} {what}, left out by on_bad = "skip"; the first {len(listed)}:')
         lines += [f"  {line}" for line in listed]
+    if UNSOLD in facts:
+        lines.append(f"{facts[UNSOLD]:,} of the items described are in nobody's history: left out")
     return lines
 
 

@@ -29,6 +29,8 @@ from tessera.errors import ConfigError
 MOST_CLASSES: Final = 64
 """Of an attribute: transitions between them are so many squared."""
 ALSO: Final = "|"
+UNSOLD: Final = "item_features: items that nobody has"
+"""Among facts: how many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,9 @@ def of_file(
     attributes: Sequence[str] = (),
     on_bad: str = columns.STOP,
 ) -> ItemFeatures:
-    """Of a second file; items that nobody has, and items twice, are bad lines."""
+    """Of a second file; items twice are bad lines. Items that nobody has are left out and counted:
+    a catalogue has such. Where less than half of the items are found, the ids do not fit.
+    """
     if not title and not attributes:
         attributes = [name for name in columns.names_of(path) if name != item]
     table = columns.read(path, [item, *([title] if title else []), *attributes])
@@ -70,12 +74,19 @@ def of_file(
         lambda at: f"item {values.quoted(table, item, at)} a second time",
         hint="each item once in item_features",
     )
-    bad.add(
-        place[ids.codes] < 0,
-        lambda at: f"item {values.quoted(table, item, at)} that nobody has",
-        hint="dictionary names all items that there are; or is the id written otherwise?",
-    )
-    facts = {f"item_features: {name}": one for name, one in bad.settle(on_bad).items()}
+    facts: dict[str, Any] = {
+        f"item_features: {name}": one for name, one in bad.settle(on_bad).items()
+    }
+    unsold = np.flatnonzero(bad.good & (place[ids.codes] < 0))
+    if unsold.size:
+        there, every = len(np.unique(place[place >= 0])), len(names.filled)
+        if 2 * there < every:
+            raise ConfigError(
+                f"{path}: only {there:,} of {every:,} items are in it, and item "
+                f"{values.quoted(table, item, int(unsold[0]))} is one that nobody has",
+                hint="are ids written otherwise there?",
+            )
+        facts[UNSOLD] = int(unsold.size)
     found = of_lines(
         table,
         np.where(bad.good, place[ids.codes], NONE),
