@@ -26,7 +26,7 @@ from tessera.learning.compression import LEVELS
 from tessera.learning.metrics import NextMetric
 from tessera.learning.models.lags import BIASES, ITEMS
 from tessera.learning.models.noisy_pairs import NoisyPairs, VectorCounter
-from tessera.learning.models.pairs import CELL, WEIGHT, PairCounter, PairModel, Pairs
+from tessera.learning.models.pairs import CELL, KEPT, WEIGHT, PairCounter, PairModel, Pairs
 from tessera.learning.module_tables import Tables
 from tessera.learning.pair_chains import PairSums, known_row_figure
 from tessera.learning.softmax import SampledSoftmax
@@ -250,7 +250,7 @@ def _pairs(
                 "pairs with one holder": alone,
                 "read from one known item": f"{100 * followed:.0f} % of a history on average, by "
                 "whoever has the exact sums (the known-row figure)",
-                "published": f"the 200 largest weights of each item, from pairs with {min_holders} "
+                "published": f"the {KEPT} largest weights of each item, from pairs with {min_holders} "
                 "holders or more",
                 SOLVE: model.cost,
             },

@@ -42,7 +42,7 @@ BAND: Final = 4.0
 """So many times tau are the places that still count; what is beyond has weights below .02."""
 AT_ONCE: Final = 512
 _NUMBERS: Final = 4 * 8  # bytes of a cell: four tables at a time
-KEPT: Final = 200
+KEPT: Final = 400
 """Entries of each row of B that are published: the largest."""
 
 
