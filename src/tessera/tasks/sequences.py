@@ -250,8 +250,8 @@ def _pairs(
                 "pairs with one holder": alone,
                 "read from one known item": f"{100 * followed:.0f} % of a history on average, by "
                 "whoever has the exact sums (the known-row figure)",
-                "published": f"the {KEPT} largest weights of each item, from pairs with {min_holders} "
-                "holders or more",
+                "published": f"the {KEPT} largest weights of each item, from pairs with "
+                f"{min_holders} holders or more",
                 SOLVE: model.cost,
             },
         ),
