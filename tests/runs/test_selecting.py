@@ -15,17 +15,18 @@ from tessera.api import simulate
 from tessera.audit.canary_training import Guessing
 from tessera.crypto.entropy import RootedEntropy, ScriptedEntropy
 from tessera.data.examples import Examples
-from tessera.errors import ConfigError
+from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId
 from tessera.learning.popularity import LEAST, NOISY, Popularity
-from tessera.plan import DPPlan, Plan, SimulationPlan
+from tessera.plan import CohortsPlan, DPPlan, Plan, SimulationPlan
 from tessera.privacy.dp.accounting import epsilon as epsilon_of
 from tessera.privacy.dp.events import THE_POPULARITY
 from tessera.privacy.dp.guarantee import Adjacency
 from tessera.privacy.dp.mechanism import GaussianNoise
+from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.noise import noise_of
 from tessera.runs.setup import RowSelection, marked, select_rows
-from tessera.runs.statistics import NoisyStatistic
+from tessera.runs.statistics import NoisyStatistic, SharedTotal
 from tessera.runs.training import Training, complete
 from tessera.simulation.federation import Federation
 
@@ -107,6 +108,83 @@ def test_masked_shares_add_up_to_the_marks_and_all_shares_of_the_noise():
     masked = plan.with_simulation(crypto="every")
     clear, hidden = selecting(plan, b"x"), selecting(masked, b"x")
     np.testing.assert_array_equal(clear.marks["items"], hidden.marks["items"])
+
+
+# --- one pass of a schedule -----------------------------------------------------------------------
+
+
+def scheduled(**more) -> Plan:
+    plan = replace(planned(), dp=None, scheme="two-server", cohort=6)
+    section = CohortsPlan(drawn="schedule", **more)
+    return replace(plan, dp=replace(SECTION, trust="each"), cohorts=section)
+
+
+def test_marks_of_a_pass_are_held_in_shares_and_opened_once(monkeypatch):
+    """Cohort after cohort; neither server has anything but random words before the end."""
+    plan, opened, held = scheduled(), [], []
+    truly, add = SharedTotal.opened, SharedTotal.add
+
+    def opening(self, noise):
+        opened.append([n.copy() for n in noise])
+        return truly(self, noise)
+
+    def adding(self, leader, helper):
+        add(self, leader, helper)
+        held.append((self.leader.copy(), self.helper.copy()))
+
+    monkeypatch.setattr(SharedTotal, "opened", opening)
+    monkeypatch.setattr(SharedTotal, "add", adding)
+    task = raters.task(**BIASES)
+    found = selecting(plan, b"marks", task)
+    assert len(opened) == 1 and len(opened[0]) == 2
+    assert (opened[0][0] != opened[0][1]).any()
+    assert len(held) == found.clients == task.data.clients
+    for shares in zip(*held, strict=True):  # of 48 bits: no word is small, as a sum of marks is
+        words = np.concatenate(shares)
+        assert (words > 2**40).mean() > 0.98
+        assert len(np.unique(words)) == len(words)
+    # The same sum and noise as over everybody at once, to the bit.
+    at_once = selecting(replace(plan, cohorts=CohortsPlan(), cohort=task.data.clients), b"marks")
+    np.testing.assert_array_equal(found.marks["items"], at_once.marks["items"])
+
+
+def test_a_pass_has_the_rounds_of_the_schedule():
+    plan, clients = scheduled(), [ClientId(c) for c in range(20)]
+    rule = cohorts_of(plan)
+    schedule = rule.scheduled(clients)
+    assert rule.one_pass(clients) == [schedule.of_round(r) for r in range(schedule.rounds)]
+    assert sorted(c for part in rule.one_pass(clients) for c in part) == clients
+
+
+def test_a_sum_in_shares_is_opened_once_and_then_closed():
+    total, nothing = SharedTotal(2), np.zeros(2, np.int64)
+    total.add(np.array([1, 2], np.uint64), np.array([3, 4], np.uint64))
+    assert total.opened([nothing, nothing]).tolist() == [4, 6]
+    with pytest.raises(MisuseError, match="opened once"):
+        total.opened([nothing, nothing])
+    with pytest.raises(MisuseError, match="no other part"):
+        total.add(np.array([1, 2], np.uint64), np.array([3, 4], np.uint64))
+
+
+def test_a_choice_under_a_schedule_is_charged_to_everybody_once():
+    task = raters.task(**BIASES)
+    section = {"drawn": "schedule"}
+    plan = Plan(
+        scheme="two-server",
+        cohort=5,
+        cohorts=section,
+        simulation=SimulationPlan(rounds=4, evaluate_every=4, crypto="none"),
+        dp=replace(SECTION, trust="each"),
+    )
+    plan = complete(plan, task)
+    assert plan.participation.most == 1 and plan.cohorts.separation == 4
+    with Training(task, plan, entropy=ScriptedEntropy(b"charges")) as training:
+        list(training.run(4))
+        for client in training.clients.eligible:
+            entries = training.clients[client].local.ledger.entries
+            whats = [getattr(e.event, "what", "") for e in entries]
+            assert whats.count(THE_POPULARITY) == 1 and whats[0] == THE_POPULARITY
+            assert len({e.event.round_id for e in entries if e.reason.startswith("round")}) == 1
 
 
 # --- the price ------------------------------------------------------------------------------------

@@ -85,6 +85,10 @@ class CohortRule:
         """In which a population's statistics are summed: of a cohort's size at least."""
         if groups:
             raise MisuseError("fixed groups of a plan without any")
+        return self.one_pass(clients)
+
+    def one_pass(self, clients: Sequence[ClientId]) -> Sequence[Sequence[ClientId]]:
+        """Everybody once, in cohorts: whoever adds up over all clients meets these in turn."""
         many = max(1, len(clients) // self.plan.cohort)
         return [clients[part::many] for part in range(many)]
 
@@ -214,17 +218,25 @@ class ScheduledCohorts(CohortRule):
     does not choose how often: clients count, and keep the distance.
     """
 
+    @property
+    def _order(self) -> Secret:
+        context = encode_context(Label.SIMULATED_SCHEDULE, self.plan.federation, self.plan.seed)
+        return Secret(hashlib.sha256(context).digest())
+
     def scheduled(
         self, clients: Collection[ClientId], stored: Schedule | None = None
     ) -> Schedule | None:
         if stored is None:
-            context = encode_context(Label.SIMULATED_SCHEDULE, self.plan.federation, self.plan.seed)
-            seed = Secret(hashlib.sha256(context).digest())
-            found = Schedule.drawn(clients, self.plan.cohort, seed)
+            found = Schedule.drawn(clients, self.plan.cohort, self._order)
         else:
             found = stored.among(clients)
         found.check(self.plan)
         return found
+
+    def one_pass(self, clients: Sequence[ClientId]) -> Sequence[Sequence[ClientId]]:
+        """Its rounds, in their order."""
+        schedule = Schedule.drawn(clients, self.plan.cohort, self._order)
+        return [schedule.of_round(number) for number in range(schedule.rounds)]
 
     def candidates(self, round_id: RoundId, cohorts: Cohorts) -> list[ClientId]:
         assert cohorts.schedule is not None

@@ -23,7 +23,7 @@ from tessera.crypto.entropy import Entropy
 from tessera.crypto.noise import discrete_gaussian
 from tessera.crypto.prg import Label, Stream, uniform
 from tessera.crypto.ring import Ring
-from tessera.errors import ConfigError
+from tessera.errors import ConfigError, MisuseError
 from tessera.ids import ClientId, RoundId
 from tessera.learning.compression import signed
 from tessera.learning.task_setup import Progress
@@ -205,6 +205,34 @@ class NoisyTotal:
     secure_groups: int
 
 
+class SharedTotal:
+    """What two servers hold of a sum while its clients come, cohort after cohort: shares.
+
+    Each server adds up its own, adds its own noise at the end, and only then is the sum opened,
+    once: sums of single cohorts would each need that noise, and differ by who was in them.
+    """
+
+    def __init__(self, words: int) -> None:
+        self.leader, self.helper = WORDS.zeros((words,)), WORDS.zeros((words,))
+        self._open = False
+
+    def add(self, leader: npt.NDArray[np.uint64], helper: npt.NDArray[np.uint64]) -> None:
+        """A client's two shares."""
+        if self._open:
+            raise MisuseError("a sum that was opened takes no other part")
+        self.leader = WORDS.add(self.leader, leader)
+        self.helper = WORDS.add(self.helper, helper)
+
+    def opened(self, noise: Sequence[Integers]) -> Integers:
+        """With the noise of each server on its own share."""
+        if self._open:
+            raise MisuseError("a sum is opened once")
+        self._open = True
+        leader, helper = (WORDS.from_ints(each) for each in noise)
+        shares = WORDS.add(self.leader, leader), WORDS.add(self.helper, helper)
+        return signed(WORDS.add(*shares), WORDS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoisyStatistic:
     """A statistic called `what`, with `noise` deviations over a client's length on its sum.
@@ -238,7 +266,8 @@ class NoisyStatistic:
     def over_all(
         self, clients: Sequence[ClientId], part: Part, progress: Progress | None = None
     ) -> NoisyTotal:
-        """Over a population, in groups of a cohort's size at least."""
+        """Over a population, in one pass: in groups of a cohort's size at least, or by the rounds
+        of the plan's schedule."""
         names = sorted(clients)
         if self.counted(min(len(names), self.plan.cohort)) < 1:
             raise ConfigError(
@@ -246,39 +275,45 @@ class NoisyStatistic:
                 "counts",
                 hint="more clients, a smaller corrupt, or less dropout in [security]",
             )
-        return self._over(names, part, max(1, len(names) // self.plan.cohort), progress)
+        return self._over(cohorts_of(self.plan).one_pass(names), part, progress)
 
     def over_cohort(self, clients: Sequence[ClientId], part: Part) -> NoisyTotal | None:
         """Over those of a round, in one sum; None, and nothing leaves, if they are too few."""
         if self.counted(len(clients)) < 1:
             return None
-        return self._over(sorted(clients), part, 1, None)
+        return self._over([sorted(clients)], part, None)
 
     def _over(
-        self, names: list[ClientId], part: Part, groups: int, progress: Progress | None
+        self, groups: Sequence[Sequence[ClientId]], part: Part, progress: Progress | None
     ) -> NoisyTotal:
-        total = np.zeros(self.words, np.int64)
+        """One group after the other; what nobody opens before all are in is held in shares."""
+        total, servers = np.zeros(self.words, np.int64), self.kind.servers
+        shares = SharedTotal(self.words) if servers > 1 else None
         sources, masked = 0.0, 0  # sources of noise, each of the deviation that is accounted for
-        for group in range(groups):
-            members = names[group::groups]
-            summed, real = self._summed(members, part, group)
-            total += summed
-            masked += real
+        done, clients = 0, sum(map(len, groups))
+        for number, members in enumerate(groups):
+            if shares is not None:
+                self._share(shares, members, part)
+            else:
+                summed, real = self._summed(members, part, number)
+                total += summed
+                masked += real
             sources += self.kind.own_sources(len(members), self.counted(len(members)))
+            done += len(members)
             if progress is not None:
-                progress((group + 1) * len(names) // groups, len(names))
-        servers = self.kind.servers
-        for server in range(servers):
-            total += self._drawn("server", server)
-        if servers:
+                progress(done, clients)
+        noise = [self._drawn("server", server) for server in range(servers)]
+        if shares is not None:
+            total = shares.opened(noise)
+        elif servers:
             # As if noise were added before any sum was centred: what is centred has noise, and a
             # client that puts the others at the wrap of the ring learns nothing from it.
-            total = signed(WORDS.from_ints(total), WORDS)
+            total = signed(WORDS.from_ints(total + np.sum(noise, axis=0)), WORDS)
         return NoisyTotal(
             sum=total / self.scale,
             deviation=self.noise * math.sqrt(servers + sources),
-            clients=len(names),
-            groups=groups,
+            clients=clients,
+            groups=len(groups),
             secure_groups=masked,
         )
 
@@ -297,11 +332,9 @@ class NoisyStatistic:
 
         return self.kind.counted_sources(survivors)
 
-    def _summed(self, members: list[ClientId], part: Part, group: int) -> tuple[Integers, bool]:
-        """Over a group: what opens of it, or what two servers hold together; whether masked."""
+    def _summed(self, members: Sequence[ClientId], part: Part, group: int) -> tuple[Integers, bool]:
+        """Over a group: what opens of it, and whether it was masked."""
         plan = self.plan
-        if self.kind.servers > 1:
-            return self._shared(members, part), False
         counted = self.counted(len(members))
         if is_masked(plan, group):
             vectors = {client: self._sent(client, part, counted) for client in members}
@@ -313,16 +346,13 @@ class NoisyStatistic:
             total += self._sent(client, part, counted)
         return total, False
 
-    def _shared(self, members: list[ClientId], part: Part) -> Integers:
-        """Every client's part in two random shares; each server adds up its own."""
-        leader, helper = WORDS.zeros((self.words,)), WORDS.zeros((self.words,))
+    def _share(self, shares: SharedTotal, members: Sequence[ClientId], part: Part) -> None:
+        """Every client's part in two random shares."""
         for client in members:
             secret = self.entropy.secret(Label.STATISTIC_SHARE, *self._address, int(client))
             share = uniform(WORDS, Stream.of(secret, Label.STATISTIC_SHARE), self.words)
-            helper = WORDS.add(helper, share)
             words = WORDS.from_ints(self.rounded(part(client)))
-            leader = WORDS.add(leader, WORDS.sub(words, share))
-        return signed(WORDS.add(leader, helper), WORDS)
+            shares.add(WORDS.sub(words, share), share)
 
     def rounded(self, part: npt.NDArray[np.float64]) -> Integers:
         """Towards zero, and so not longer than `scale`; zeros where it is not finite."""
