@@ -12,8 +12,9 @@ import pytest
 
 from tessera.audit.canary_findings import canary_findings, left_to
 from tessera.audit.canary_training import Guessing, claimed, observe_in_sums
+from tessera.audit.finding import Verdict
 from tessera.crypto.entropy import ScriptedEntropy
-from tessera.plan import DPPlan, ModelPlan, Plan, SimulationPlan, TablePlan, Trust
+from tessera.plan import CohortsPlan, DPPlan, ModelPlan, Plan, SimulationPlan, TablePlan, Trust
 from tessera.privacy.dp.guarantee import Observer
 from tessera.privacy.dp.mechanism import GaussianNoise
 from tessera.rounds.noise import noise_of
@@ -97,3 +98,37 @@ def test_the_audit_of_a_run_holds(section: DPPlan) -> None:
     assert {f.name for f in found} >= {"canaries: clients, seen by the leader"}
     for each in found:
         assert each.claimed is not None and each.low <= each.claimed
+
+
+# --- noise that is correlated over rounds ---------------------------------------------------------
+
+
+def scheduled(trust: str) -> Plan:
+    """Epsilon 3, a client in two of twelve rounds."""
+    section = DPPlan(unit="user", trust=Trust(trust), epsilon=3.0, delta=DELTA, correlated=True)
+    again = replace(
+        planned(replace(section, noise=12.0, coefficients="-8388608, -2097152")),
+        dp=section,
+        cohorts=CohortsPlan(drawn="schedule", separation=6, rounds_per_client=2),
+        simulation=SimulationPlan(rounds=12),
+    )
+    return noise_of(again).calibrated()
+
+
+@pytest.mark.parametrize("trust", ["server", "each"])
+def test_canaries_of_a_whole_training_stay_within_the_claim(trust, monkeypatch) -> None:
+    plan, observer = scheduled(trust), Observer.HELPER if trust == "each" else Observer.CLIENTS
+    setting = noise_of(plan).setting
+    claim = claimed(setting, observer, rounds=12, delta=DELTA)
+    assert claim == pytest.approx(3.0, rel=0.01)
+    found = bound(plan, left_to(setting, observer), setting.clients, canaries=8_000)
+    assert 0.2 * claim < found <= claim
+    # ... and pass it if each server's noise is sized as if rounds were alone.
+    one = replace(plan, dp=replace(plan.dp, noise=plan.dp.noise / 3.0))
+    assert bound(one, left_to(setting, observer), setting.clients, canaries=8_000) > claim
+
+
+def test_the_audit_of_correlated_noise_has_a_verdict_for_everybody() -> None:
+    for trust in ("server", "each"):
+        found = canary_findings(scheduled(trust), ENTROPY)
+        assert found and all(one.verdict is Verdict.HOLDS for one in found)

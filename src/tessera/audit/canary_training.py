@@ -21,14 +21,17 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
+from tessera.crypto.correlated import correlated_noise, noise_streams
 from tessera.crypto.entropy import Entropy
 from tessera.crypto.noise import discrete_gaussian
 from tessera.crypto.prg import Label
+from tessera.crypto.ring import Ring
 from tessera.crypto.secret import Secret
 from tessera.data.examples import SUBJECT, Examples
 from tessera.errors import MisuseError
 from tessera.ids import SERVER, ClientId, RoundId, StageId, TableId
 from tessera.learning.bound_model import BoundModel, Table
+from tessera.learning.compression import signed
 from tessera.learning.module_tables import Tables
 from tessera.learning.tables.submodel import ModelUpdate, Submodel, TablePart, TableUpdate
 from tessera.learning.training.jobs import Job, Trainable, Trained
@@ -299,7 +302,8 @@ def observe_in_sums(
     """Canaries in sums with integer noise, clipped and rounded as updates are.
 
     A canary is a client, or a person at so many `clients`, whose update lies on a row of its own.
-    The observer takes off all noise that it knows: that of `unknown` sources is left.
+    The observer takes off all noise that it knows: that of `unknown` sources is left. Where noise
+    is correlated there is one release, the whole training.
     """
     vector = plan.noisy_vector
     if vector is None:
@@ -309,6 +313,11 @@ def observe_in_sums(
     steep = np.full((1, 1), STEEP * vector.clip)
     update = ModelUpdate(np.zeros(0), 1, {TABLE: TableUpdate(steep, np.ones(1, np.int64))})
     rows = {TABLE: np.zeros(1, np.uint64)}
+    if plan.correlation.inverse.terms:
+        coins = entropy.secret(Label.CANARIES, "coins", 0, 0)
+        sent = clipped_vector(vector, update, rows, {TABLE: 1}, 1, coins)
+        word = clients * int(sent.tables[TABLE][0, 0])
+        return Seen(_whole_training(plan, word * present, unknown, entropy) / vector.bound, present)
     moved = np.zeros((rounds, 1, canaries))
     drawn = drawn_canaries(plan, rounds, canaries, entropy)
     for at in range(rounds):
@@ -324,6 +333,33 @@ def observe_in_sums(
     return Seen(moved / vector.bound, present, drawn)
 
 
+def _whole_training(
+    plan: Plan, words: npt.NDArray[np.int64], unknown: int, entropy: Entropy
+) -> Values:
+    """What is left of these words, each sent as often as a client may, under correlated noise.
+
+    The noise is that of the servers' own code. The observer undoes C^-1 and weighs rounds by how
+    far a client moves them: no test of one against the other does better.
+    """
+    mixed, bound, vector = plan.correlation, plan.participation, plan.noisy_vector
+    assert vector is not None
+    own = np.arange(bound.rounds) % bound.separation == 0
+    own &= np.cumsum(own) <= bound.most
+    opened = np.outer(own, words).astype(np.float64)
+    source, ring = correlated_noise(mixed.inverse, vector.deviation), Ring(62)
+    for other in range(unknown):
+        secrets = [entropy.secret(Label.CANARIES, "noise", at, other) for at in range(bound.rounds)]
+        for at in range(bound.rounds):
+            newest = secrets[max(0, at + 1 - mixed.inverse.draws) : at + 1][::-1]
+            streams = noise_streams(newest, at, SERVER, other)
+            opened[at] += signed(source.add(ring, ring.zeros(len(words)), streams), ring)
+    coefficients = mixed.coefficients
+    undone = [coefficients[: at + 1][::-1] @ opened[: at + 1] for at in range(bound.rounds)]
+    moves = np.convolve(coefficients, own)[: bound.rounds]
+    found: Values = (moves @ np.array(undone)) / float(moves @ moves)
+    return found.reshape(1, 1, -1)
+
+
 def observe_merging(
     plan: Plan, *, canaries: int, rounds: int, entropy: Entropy
 ) -> tuple[Guessing, ...]:
@@ -333,14 +369,20 @@ def observe_merging(
     the bounds with the canary and within them without it; or it puts the row at the wrap of the
     ring, where it turns into its negative. Seen is which rows are merged, and whether they rise.
     Sum, noise, judging and means are those of a round over a table with a row for each canary.
+    Where noise is correlated each of a client's rounds has the noise of one round, by itself.
     """
+    section, most = noise_of(plan).dp, plan.participation.most
+    if section.correlated:
+        one = section.noise * plan.correlation.one_round
+        section = replace(section, correlated=False, coefficients="", noise=one)
+        rounds = min(rounds, most)
     small = replace(
         plan,
         scheme=Scheme.SUBMODEL,
         tables=(TablePlan(name=TABLE, rows=canaries, width=1),),
         model=replace(plan.model, dense=1, shapes=""),
         cohorts=CohortsPlan(),
-        dp=replace(noise_of(plan).dp, rows=NoisyRows.OWN, row_list=""),
+        dp=replace(section, rows=NoisyRows.OWN, row_list=""),
     )
     vector, ring = small.noisy_vector, small.ring
     assert vector is not None
