@@ -8,14 +8,19 @@ import pytest
 
 from rounds.population import plan
 from services.service_lab import Lab
+from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.secret import Secret
 from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER, ClientId, RoundId
 from tessera.plan import CohortsPlan, Plan
 from tessera.rounds.attendance import Attendance
-from tessera.rounds.cohorts import Cohorts
+from tessera.rounds.cohorts import Cohorts, cohorts_of
 from tessera.rounds.schedule import Schedule
+from tessera.services.bundle import pack_synthetic
+from tessera.services.client import ClientService
+from tessera.services.deployment import open_clients, open_leader, synthetic_maker
 from tessera.services.journal import Journal
+from tessera.services.keyring import Keyring, make_keys
 from tessera.services.leader import LeaderService
 from tessera.services.link import Link, name_of
 
@@ -197,3 +202,36 @@ def test_the_helper_begins_no_round_after_the_last(tmp_path: Path) -> None:
             lab._exchange(party)
     assert lab.parties[HELPER].left or lab.parties[HELPER].role.phase == "Left"
     assert all(lab.parties[c].left for c in lab.cohort if lab.parties[c].round_id == RoundId(2))
+
+
+# --- as deployed, from keys and bundle ------------------------------------------------------------
+
+
+def test_the_order_is_signed_in_the_directory_and_a_lost_journal_is_known(tmp_path: Path) -> None:
+    """Leader and clients have one schedule; a client is registered once in its life."""
+    entropy, settings = ScriptedEntropy(b"keys"), planned("two-server")
+    bundle = pack_synthetic(settings, CLIENTS, 5)
+    everybody = [ClientId(c) for c in range(CLIENTS)]
+    keys = tmp_path / "keys"
+    make_keys(keys, bundle.digest, settings.federation, everybody, entropy, ["127.0.0.1"])
+    leader = open_leader(bundle, keys / "leader", tmp_path / "leader", entropy)
+    assert isinstance(leader, LeaderService)
+    schedule = leader.course.cohorts.schedule
+    assert schedule is not None
+    leader.journal.close()
+    own = cohorts_of(settings).scheduled(everybody)
+    assert own is not None and own.digest != schedule.digest, "it does not follow from the seed"
+    rings = [Keyring.read(keys / f"client-{c}", c, bundle.digest) for c in everybody]
+
+    def opened(state: str) -> list[ClientService]:
+        made = open_clients(bundle, rings, tmp_path / state, entropy, synthetic_maker(bundle))
+        made[0].journal.close()
+        return [each for each in made if isinstance(each, ClientService)]
+
+    for state in ("clients", "clients"):  # once more over the same journal
+        for client in opened(state):
+            assert client.local.place == schedule.place_of(client.client)
+            found = client.local.attendance[settings.federation]
+            assert (found.last, found.count) == (-1, 0)
+    for client in opened("another journal"):
+        assert not client.local.attendance, "what it knew is lost, and it knows that"
