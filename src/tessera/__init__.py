@@ -31,9 +31,12 @@ if TYPE_CHECKING:
     from tessera.learning.saved import load
     from tessera.learning.softmax import Softmax
     from tessera.plan import Plan
+    from tessera.services.library import Client
+    from tessera.services.packing import deploy
     from tessera.tasks import Task
 
 __all__ = [
+    "Client",
     "Comparison",
     "ConfigError",
     "Derived",
@@ -50,12 +53,15 @@ __all__ = [
     "TesseraError",
     "__version__",
     "compare",
+    "deploy",
     "load",
     "simulate",
     "tasks",
 ]
 
 _ELSEWHERE: Final = {
+    "Client": "tessera.services.library",
+    "deploy": "tessera.services.packing",
     "Comparison": "tessera.api",
     "Derived": "tessera.learning.bound_model",
     "Local": "tessera.learning.bound_model",

@@ -40,7 +40,9 @@ from tessera.services.group_leader import GroupLeaderService, epochs_in
 from tessera.services.keyring import Keyring
 from tessera.services.loopback import ReplayedGroups
 from tessera.services.membership import groups_of
-from tessera.services.packing import deploy
+from tessera.services.model_export import ExportedModel, exported, newest
+from tessera.services.packing import deploy, task_function
+from tessera.services.recommending import held, recommended
 from tessera.tasks import Task
 from tessera.tasks.own import OwnInteractions
 
@@ -73,7 +75,7 @@ from tessera.data.examples import Examples
 EMPTY = {
     "user": np.zeros(0, np.int64),
     "item": np.zeros(0, np.int64),
-    "last": np.zeros(0, np.int64),
+    "history": np.zeros((0, 2), np.int64),
     "label": np.zeros(0, np.float32),
 }
 
@@ -85,7 +87,8 @@ class Diary(nn.Module):
         self.after = nn.Linear(6, 6)
 
     def forward(self, batch):
-        before = self.after(self.items(batch["last"]))
+        ids = batch["history"]
+        before = self.after((self.items(ids.clamp(min=0)) * (ids >= 0).unsqueeze(-1)).sum(-2))
         return (before * self.items(batch["item"])).sum(-1)
 
 
@@ -101,10 +104,10 @@ def reader(row_of, client):
         liked = np.array([stars >= 4 for _, stars in known], np.float32)
         return Examples(
             {
-                "user": np.full(max(0, len(rows) - 1), client),
-                "item": rows[1:],
-                "last": rows[:-1],
-                "label": liked[1:],
+                "user": np.full(max(0, len(rows) - 2), client),
+                "item": rows[2:],
+                "history": np.stack([rows[:-2], rows[1:-1]], 1),
+                "label": liked[2:],
             }
         )
 
@@ -122,7 +125,7 @@ def task(own):
         name="diaries",
         data=data,
         module=lambda: Diary(own.items),
-        tables=Tables({"items.weight": Table("item", "last")}),
+        tables=Tables({"items.weight": Table("item", "history")}),
     )
 '''
 
@@ -294,7 +297,7 @@ def made(code: Any, tmp_path: Path) -> Iterator[TenFolders]:
 def test_ten_folders_train_the_simulators_model_to_the_bit(
     code: Any, made: TenFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made.serve("--rounds", ROUNDS)
+    made.serve("--rounds", ROUNDS, "--export", made.folder / "models")
     for client in range(CLIENTS):
         made.join(client)
     made.wait()
@@ -311,7 +314,7 @@ def test_ten_folders_train_the_simulators_model_to_the_bit(
         said = made.log(f"client-{client}").read_text()
         if os.geteuid() == 0:
             assert '"alone"' in said
-        assert f"client {client}: {LINES - 3} examples" in said
+        assert f"client {client}: {LINES - 4} examples" in said
     seen = [made.bundle_file, made.log("leader"), *made.state.iterdir()]
     stored = b"".join(path.read_bytes() for path in seen)
     with zipfile.ZipFile(made.bundle_file) as arrays:
@@ -319,3 +322,47 @@ def test_ten_folders_train_the_simulators_model_to_the_bit(
     for client in range(CLIENTS):
         assert only_of(client).encode() in diary(client).encode()
         assert only_of(client).encode() not in stored
+    at_a_client(made)
+
+
+def at_a_client(made: TenFolders) -> None:
+    """What was exported is the leader's model, and a client ranks by it, by title."""
+    models, own = made.folder / "models", made.folder / "clients" / "client-3"
+    file = newest(models)
+    assert file is not None
+    found = exported(made.state, made.bundle)
+    again = ExportedModel.from_bytes(file.read_bytes(), made.bundle)
+    assert again.round_id == found.round_id
+    for name, values in found.parameters.items():
+        assert np.array_equal(values, again.parameters[name]), name
+    os.chdir(own)
+    make = task_function(made.bundle, "diaries.model:task")
+    top = recommended(made.bundle, again, make, Path("mine.txt"))
+    first = made.bundle.first_model()
+    assert not np.array_equal(
+        first.tables["items"].values(np.arange(5, dtype=np.uint64)),
+        again.parameters["items.weight"][:5],
+    )
+    rows = [made.bundle.catalogue.row(one.id) for one in top]  # type: ignore[union-attr]
+    assert len(top) == 10 and [one.title for one in top] == [f"Title {row}" for row in rows]
+    items, weight, bias = (
+        again.parameters[name] for name in ("items.weight", "after.weight", "after.bias")
+    )
+    liked = [
+        int(name[1:])
+        for _, name, stars in (line.split("|") for line in diary(3).splitlines()[2:])
+        if int(stars) >= 4 and name.startswith("i")
+    ]
+    # By the module's own formula, over what the reader says was liked, its first two aside.
+    known = held(make(of_three(made)).data)
+    assert set(known) <= set(liked)
+    scores = items[:ITEMS] @ (weight @ items[known[-2:]].sum(0) + bias)
+    order = [row for row in np.argsort(-scores, kind="stable").tolist() if row not in known]
+    assert rows == order[:10]
+    assert recommended(made.bundle, again, make), "one who never trained, and has nothing"
+
+
+def of_three(made: TenFolders) -> OwnInteractions:
+    return OwnInteractions(
+        clients=CLIENTS, catalogue=made.bundle.catalogue, client=0, source=Path("mine.txt")
+    )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import ssl
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -41,6 +43,7 @@ from tessera.services.journal import state_of
 from tessera.services.keyring import TLS, TLS_KEY, KeyFolders, Keyring, folder_of, make_keys
 from tessera.services.logs import JsonLog
 from tessera.services.membership import PROOF
+from tessera.services.model_export import follow
 from tessera.services.offered_rows import OneGroup
 from tessera.services.settings import service_settings
 
@@ -264,6 +267,16 @@ def serve(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0: any that is free.")] = 8400,
     plain_http: PlainHttp = False,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Write the model there as rounds end, and serve it to everybody."
+        ),
+    ] = None,
+    every: Annotated[int, typer.Option(min=1, help="Of --export: rounds between models.")] = 1,
+    rows: Annotated[
+        int, typer.Option(min=0, help="Of --export: most popular items only (0: all).")
+    ] = 0,
     settings: Settings = None,
     service: Setting = None,
     insecure_test_entropy: TestEntropy = None,
@@ -278,15 +291,51 @@ def serve(
     def listening(url: str) -> None:
         typer.echo(json.dumps({"listening": url, "bundle": packed.digest.hex()}))
 
-    return lead(
-        lambda: open_leader(packed, keys, Path(state), entropy),
-        packed,
-        keyring.directory,
-        address,
-        rounds=rounds,
-        log=JsonLog("leader"),
-        on_listening=listening,
-    )
+    log = JsonLog("leader")
+    with exporting(packed, Path(state), export, every, rows, log):
+        return lead(
+            lambda: open_leader(packed, keys, Path(state), entropy),
+            packed,
+            keyring.directory,
+            address,
+            rounds=rounds,
+            log=log,
+            on_listening=listening,
+            models=export,
+        )
+
+
+@contextmanager
+def exporting(
+    bundle: Bundle, state: Path, folder: Path | None, every: int, rows: int, log: JsonLog
+) -> Iterator[None]:
+    """Beside a leader, in a thread that only reads its state; the last model at the end."""
+    if folder is None:
+        yield
+        return
+    stop = threading.Event()
+
+    def run() -> None:
+        try:
+            follow(
+                state,
+                bundle,
+                folder,
+                every=every,
+                rows=rows,
+                stop=stop,
+                written=lambda path: log("exported", file=path.name),
+            )
+        except (ConfigError, OSError) as error:  # rounds go on
+            log("not exported", reason=str(error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def help_serve(

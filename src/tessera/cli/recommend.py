@@ -1,4 +1,5 @@
-"""`tessera recommend`: what a run's model recommends to one of its users, in the user's own ids."""
+"""`tessera recommend`: what a run's model recommends to one of its users, in the user's own ids; or
+at a client of a deployment what the exported model does."""
 
 from __future__ import annotations
 
@@ -19,13 +20,16 @@ from tessera.report.terminal import Page
 from tessera.rounds.events import NOT_CHARGED, is_charged, marked
 from tessera.runs.folder import RunFolder
 from tessera.runs.recommend import Item, Recommendations, recommendations
+from tessera.services.bundle import Bundle
+from tessera.services.offered_rows import default_home
+from tessera.services.packing import sources, task_function
 
 WIDE = 118
 """Columns from which on the two lists stand side by side."""
 
 
 def recommend(
-    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    run: Annotated[Path, typer.Argument(help="A run's folder, or a deployment's bundle.")],
     user: Annotated[
         str | None, typer.Option(metavar="ID", help="The user, as the data calls it.")
     ] = None,
@@ -33,9 +37,40 @@ def recommend(
     top: Annotated[int, typer.Option(min=1, help="Number of items.")] = 10,
     past: Annotated[int, typer.Option(min=0, help="Number of past items.")] = 10,
     data: DataFolder = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="WHERE",
+            help="Of a bundle: a leader's address, or a file or folder of models.",
+        ),
+    ] = "models",
+    interactions: Annotated[
+        str | None,
+        typer.Option(metavar="WHERE", help="Of a bundle: this client's own, as with `join`."),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Of a bundle: the client's state, for rows that never leave it."),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="Of a bundle: the code you agree to run."),
+    ] = None,
+    as_of: Annotated[
+        str | None, typer.Option(metavar="DATE", help="Of a bundle: as with `join`.")
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option(help="The authority of the leader's certificate (ca.pem).")
+    ] = None,
+    home: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where a downloaded model is kept.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Items that a user does not have yet, best first, beside those it has."""
+    if run.is_file():
+        at_a_client(run, model, interactions, top, state, task, as_of, ca, home, as_json)
+        return
     found = recommendations(run, client, user=user, top=top, past=past, data=data)
     plan = RunFolder.load(run).plan
     if as_json:
@@ -49,6 +84,46 @@ def recommend(
             "real run only its own client can make them.",
             style="dim",
         )
+
+
+def at_a_client(
+    path: Path,
+    where: str,
+    interactions: str | None,
+    top: int,
+    state: Path | None,
+    task: str | None,
+    as_of: str | None,
+    ca: Path | None,
+    home: Path | None,
+    as_json: bool,
+) -> None:
+    """From the exported model, by its own interactions: nobody is told which."""
+    bundle = Bundle.read(path)
+    make = task_function(bundle, task)  # before any code of others is imported, or data are read
+    from tessera.services.recommending import fetched, recommended
+
+    source = None
+    if interactions is not None:
+        source = sources(interactions, as_of, several=False, said=lambda _: None)(0)
+    found = fetched(where, bundle, (home or default_home()) / "models", ca)
+    items = recommended(
+        bundle,
+        found,
+        make,
+        None if source is None else source.source,
+        top=top,
+        state=state,
+        as_of=None if source is None else source.as_of,
+    )
+    if as_json:
+        best = [asdict(item) for item in items]
+        typer.echo(json.dumps({"round": found.round_id, "recommended": best}))
+        return
+    page = Page()
+    page.say(f"{bundle.plan.federation}, the model after round {found.round_id}")
+    shown = [Item(0, item.title, item.score, None, item.id) for item in items]
+    page.console.print(listed("recommended", shown, rated=False))
 
 
 # --- for people -----------------------------------------------------------------------------------

@@ -215,6 +215,7 @@ class Predictor:
             columns[name][0, : len(latest)] = latest
         found = self.predict(columns)[0]
         order = np.argsort(-found, kind="stable")
+        order = order[np.isin(order, self.items.filled)]  # a growing catalogue has rows without any
         if not seen:
             order = order[~np.isin(order, known)]
         return [Ranked(self.items.name(at), float(found[at])) for at in order[:k].tolist()]

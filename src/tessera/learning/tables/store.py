@@ -143,6 +143,24 @@ class ModelStore:
         return store
 
     @classmethod
+    def reading(
+        cls,
+        path: Path,
+        connection: sqlite3.Connection,
+        *,
+        plan_hash: bytes,
+        tables: Sequence[StoredTable],
+    ) -> ModelStore:
+        """The same inside a transaction that only reads, whoever writes meanwhile."""
+        _check_arguments(path, plan_hash, tables)
+        with _explained(path, "read"):
+            there = _has_model(connection)
+            round_id = _check(path, connection, plan_hash, tables) if there else None
+            store = cls(path, connection, tables, round_id)
+            store._restore()
+        return store
+
+    @classmethod
     def _attach(
         cls,
         path: Path,

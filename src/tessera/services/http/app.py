@@ -12,11 +12,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl, quote
 
 from fastapi import FastAPI, Request, Response
 from starlette.requests import ClientDisconnect
+from starlette.responses import FileResponse
 
 from tessera.ids import Party, RoundId
 from tessera.plan import ServicePlan
@@ -28,9 +30,11 @@ from tessera.services.http.requests import SESSION, RefusedRequest, RequestCheck
 from tessera.services.journal import CommittedOutcomes, Journal
 from tessera.services.leader import MessageRequest
 from tessera.services.link import LinkView, Numbered
+from tessera.services.model_export import newest
 
 Route = tuple[str, Callable[[Request], Awaitable[Response]], str]
 
+MODEL: Final = "/v1/model"
 RETRY: Final = {"Retry-After": "1"}
 OCTETS: Final = "application/octet-stream"
 MOST_NUMBER: Final = 1 << 62
@@ -82,6 +86,8 @@ class LeaderApp(ABC):
         self.not_dismissed: set[Party] = set()
         """Who took part and does not know yet that there are no more rounds."""
         self.closing = False
+        self.models: Path | None = None
+        """The folder of exported models, of which the newest is for everybody."""
         conductor.on_news = self.wake
 
     # --- waiting for news -----------------------------------------------------------------------
@@ -347,8 +353,19 @@ def create_app(leader: LeaderApp) -> FastAPI:
     async def status(request: Request) -> Response:
         return json_answer(leader.status())
 
+    async def model(request: Request) -> Response:
+        """The newest exported model, whole: the same answer for whoever asks."""
+        path = None if leader.models is None else newest(leader.models)
+        if path is None:
+            return json_answer({"error": "no model is exported here"}, status=404)
+        tag = f'"{path.stem}"'
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers={"ETag": tag})
+        return FileResponse(path, media_type=OCTETS, headers={"ETag": tag})
+
     for path, handler, method in (
         *leader.routes,
+        (MODEL, model, "GET"),
         ("/healthz", healthz, "GET"),
         ("/status", status, "GET"),
     ):

@@ -80,6 +80,9 @@ class LeaderCaller(ABC):
         self.failed: Exception | None = None
         """What its work ended with, if nobody foresaw it."""
         self._session = ""
+        self.once = False
+        """Whether it ends when nothing is due."""
+        self.nothing_due = False
 
     async def run_or_be_refused(self) -> None:
         """Until the leader says that all rounds are done, or that it does not serve us."""

@@ -122,6 +122,9 @@ class Dialer(LeaderCaller):
                 return None
             if status != HTTPStatus.NO_CONTENT:
                 raise LeaderRefuses(status, reason_in(body))
+            if self.once:
+                self.nothing_due = True
+                return None
 
     async def _go_on(self) -> None:
         """Train, or send and wait: whatever comes next."""
@@ -287,6 +290,38 @@ async def _dial(
     return 1 if failures else 0
 
 
+def visit_once(
+    url: str,
+    member: tuple[DialingParty | GroupClientService, Keyring],
+    deadlines: ServicePlan,
+    log: JsonLog,
+) -> tuple[int, bool]:
+    """Whatever is due for one client now; how much was delivered, and whether all rounds are done.
+
+    For programs that are not ours: signals and settings of the process are left alone.
+    """
+    return asyncio.run(_visit_once(url, member, deadlines, log))
+
+
+async def _visit_once(
+    url: str,
+    member: tuple[DialingParty | GroupClientService, Keyring],
+    deadlines: ServicePlan,
+    log: JsonLog,
+) -> tuple[int, bool]:
+    party, keyring = member
+    steps = GroupCommit([party], deadlines.retry, log)
+    with ExitStack() as stack:
+        stack.callback(steps.close)
+        connection = connection_to(url, deadlines, trusted(url, keyring.folder / CA))
+        stack.callback(connection.close)
+        kind = Visitor if isinstance(party, GroupClientService) else Dialer
+        caller = kind(party, keyring, connection, deadlines, log, steps)
+        caller.once = True
+        await caller.run()
+    return caller.rounds_ended, not caller.nothing_due
+
+
 async def _run(dialers: Sequence[LeaderCaller], log: JsonLog) -> None:
     """A party that the leader refuses, or whose work fails, ends alone; the others of its process
     go on."""
@@ -391,11 +426,17 @@ class Visitor(LeaderCaller):
             return False
         if status == HTTPStatus.OK:
             await self._steps.run(partial(self.party.take, body))
+            if self.once and wire.kind_of(body) is ComeBack:
+                self.nothing_due = True
+                return False
             if ahead := self.party.ahead:
                 self._log("clock is slow, or the cut-off too late: waits", seconds=round(ahead))
             await asyncio.sleep(min(ahead, ASK_AGAIN) or _pause(body))
         elif status != HTTPStatus.NO_CONTENT:
             raise LeaderRefuses(status, reason_in(body))
+        elif self.once:
+            self.nothing_due = True
+            return False
         return True
 
 

@@ -217,10 +217,11 @@ def lead(
     rounds: int | None,
     log: JsonLog,
     on_listening: Callable[[str], None],
+    models: Path | None = None,
 ) -> int:
     """Serve until all rounds are done, or until SIGTERM; the exit status. `load` makes the leader.
 
-    What the journal refuses is raised here.
+    What the journal refuses is raised here. `models` is a folder of exported models.
     """
     prepare_process()
     deadlines = bundle.plan.service
@@ -235,6 +236,7 @@ def lead(
     else:
         conductor = Conductor(load, deadlines, rounds=rounds, log=log)
         app = CohortApp(conductor, checker, deadlines)
+    app.models = models
     server = http_server(
         create_app(app),
         address,
