@@ -37,7 +37,7 @@ class Visited:
     finished: bool = False
 
 
-class Client:
+class DeployedClient:
     """One client of a deployment."""
 
     def __init__(
@@ -102,3 +102,7 @@ class Client:
         source = Path(interactions) if isinstance(interactions, str) else interactions
         state = self._state if (self._state / "journal.sqlite").exists() else None
         return list(recommended(self._bundle, model, self._make, source, top=k, state=state))
+
+
+Client = DeployedClient
+"""What a program calls it, as `tessera.Client`."""
