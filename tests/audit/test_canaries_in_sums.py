@@ -132,3 +132,13 @@ def test_the_audit_of_correlated_noise_has_a_verdict_for_everybody() -> None:
     for trust in ("server", "each"):
         found = canary_findings(scheduled(trust), ENTROPY)
         assert found and all(one.verdict is Verdict.HOLDS for one in found)
+
+
+def test_of_a_client_in_few_rounds_as_many_releases_are_audited_as_it_is_in() -> None:
+    """In more it would move the sums by more than the claim is for."""
+    plan = scheduled("each")
+    alone = replace(plan, dp=replace(plan.dp, noise=0.0, correlated=False, coefficients=""))
+    for one in canary_findings(noise_of(alone).calibrated(), ENTROPY):
+        assert "in 2 noisy releases" in one.meaning
+        assert one.claimed == pytest.approx(3.0, rel=0.01)
+        assert one.verdict is Verdict.HOLDS

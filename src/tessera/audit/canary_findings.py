@@ -206,9 +206,13 @@ def canary_findings(plan: Plan, entropy: Entropy | None = None) -> list[Finding]
     """One finding per observer against whom the plan's noise protects."""
     section, entropy = noise_of(plan).dp, entropy or SystemEntropy()
     setting = replace(noise_of(plan).setting, steps=1)
-    releases = max(1, min(RELEASES, plan.simulation.rounds * section.steps))
+    # A canary is in every release, as many as a client may be in, and the claim is for as many.
+    most = setting.releases(plan.simulation.rounds) * section.steps
+    if not setting.correlated or setting.unit is Unit.INDEX:  # of a row under correlated noise: 1
+        setting = replace(setting, correlation=None)
+    releases = max(1, min(RELEASES, most if not setting.correlated else plan.simulation.rounds))
     if setting.unit is Unit.INDEX:
-        releases = max(1, min(ROW_RELEASES, plan.simulation.rounds * section.steps))
+        releases = max(1, min(ROW_RELEASES, most))
         return [
             of_rows(plan, setting, observer, releases, entropy) for observer in setting.protected()
         ]
