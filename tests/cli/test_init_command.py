@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from runs import raters
 from tessera import tasks
 from tessera.cli import main as cli
 from tessera.plan import Plan, Scheme, TwoServerPlan
@@ -190,3 +191,44 @@ def test_synthetic_clients_and_a_task_exclude_each_other(capsys):
     capsys.readouterr()
     assert cli.main(["run", "plan.toml", "--clients", "10"]) == 2
     assert "is for synthetic clients" in capsys.readouterr().err
+
+
+def test_an_epsilon_writes_the_plan_that_is_expected_to_learn_most():
+    """Of a made-up rating task: by a schedule where not everybody can be in one round."""
+    from tessera.cli.init_noise import best_plan, candidates
+    from tessera.plan import Trust
+    from tessera.tasks.known import known
+
+    task = raters.task(factors=0, mask="linear", refit=True)
+    private = known("ratings-100k").recommended.private
+    assert private is not None
+    clients = task.data.clients
+    few = list(candidates(task, private, 3.0, "", clients // 4))
+    assert all(plan.cohorts.scheduled for plan in few)
+    for plan in few:  # every round of a pass has nearly as many clients as the others
+        passes = -(-clients // plan.cohort)
+        assert plan.simulation.rounds % passes == 0 and passes * plan.cohort - clients < passes
+    assert any(plan.dp.correlated for plan in few)
+    assert not any(plan.dp.correlated for plan in few if plan.dp.trust is Trust.SHARES)
+    everybody = list(candidates(task, private, 3.0, "fedavg", clients))
+    assert {plan.cohort for plan in everybody} == {clients}
+    assert {plan.dp.trust for plan in everybody} == {Trust.SERVER}
+    best = best_plan(task, private, 3.0, "fedavg", clients)
+    assert best.plan.scheme is Scheme.FEDAVG and best.plan.dp.delta < 1.0 / clients
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--dp", "-3"), "not an epsilon"),
+        (("--dp", "inf"), "not an epsilon"),
+        (("--dp", "people"), "--dp people"),
+        (("--dp", "3", "--at-once", "1"), "--at-once 1"),
+    ],
+)
+def test_a_bad_epsilon_has_a_hint(tmp_path, capsys, arguments, said):
+    out = tmp_path / "plan.toml"
+    assert cli.main(["init", "ratings-100k", "--out", str(out), *arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and said in err and "hint: " in err
+    assert not out.exists()

@@ -47,6 +47,7 @@ from tessera.protocols.secagg.params import GraphKind
 from tessera.rounds import schemes
 
 if TYPE_CHECKING:
+    from tessera.cli.init_noise import NoisyChoice
     from tessera.data.guess import Guess
     from tessera.data.sequences import SequenceData
     from tessera.runs.held import HeldRows
@@ -317,8 +318,15 @@ def init(
     ] = "",
     dp: Annotated[
         str,
-        typer.Option(help="Noise that protects each item, user or subject.", show_default=False),
+        typer.Option(
+            help="Noise that protects each item, user or subject; or an epsilon per user, for the "
+            "plan that is expected to learn most.",
+            show_default=False,
+        ),
     ] = "",
+    at_once: Annotated[
+        int, typer.Option(help="With --dp EPSILON: clients that can be in one round, at most.")
+    ] = 1_000,
     user: Annotated[str, typer.Option(help="Of your own file: its column of users.")] = "",
     item: Annotated[str, typer.Option(help="Its column of items.")] = "",
     time: Annotated[str, typer.Option(help="Its column of times.")] = "",
@@ -375,6 +383,14 @@ def init(
             scheme, dp = scheme or schemes.UNDER_NOISE.value, dp or Unit.USER.value
             for line in (*wrap(NOISY, WIDTH), *wrap(ELSEWHERE, WIDTH)):
                 typer.echo(line)
+    choice, epsilon = None, parsed_epsilon(dp)
+    if epsilon is not None:
+        dp = Unit.USER.value
+        if own is None and found.recommended.private is not None:
+            choice = best_noise(task, found, epsilon, scheme, at_once)
+            scheme = choice.plan.scheme.value
+        elif not scheme:
+            scheme = schemes.UNDER_NOISE.value
     if not scheme:
         scheme = (schemes.DEFAULT if found.kind.tables else schemes.WITHOUT_TABLES).value
     entry = schemes.named(scheme)
@@ -387,12 +403,18 @@ def init(
             "changes",
         )
     noise = noise_for(dp, scheme, found)
+    if noise is not None and epsilon is not None:
+        noise = replace(noise, epsilon=epsilon) if choice is None else choice.plan.dp
     filled: dict[str, Any] = {} if own is None else dict(own.options)
     if is_about_next(found.kind):
         filled["part"] = VALIDATION  # the test part is for once: `tessera rank --test`
     private = found.recommended.private if noise is not None and noise.unit == "user" else None
     if private is not None:
         filled |= private.options
+        if choice is not None:
+            private = replace(
+                private, cohort=choice.plan.cohort, rounds=choice.plan.simulation.rounds
+            )
         everybody = None if private.cohort else clients_of(task, {**found.options, **filled})
         found = replace(
             found,
@@ -411,6 +433,8 @@ def init(
                 "set cohort to the number of clients: noise per user is least with everybody"
             )
     write = partial(written, task, out.name, scheme, found, filled, noise=noise)
+    if choice is not None:
+        write = partial(write, drawn=choice.plan.cohorts)
     if own is not None and own.recommended.noisy_only:
         write = partial(write, cells=own.items**2)
     cap = found.recommended.max_rows
@@ -425,7 +449,7 @@ def init(
         held = counted(Plan.parse(text))
         if held is not None:
             cap = max(held.fitting, cap if own is not None else 0)
-        text = write(cap=cap, notes=why(held))
+        text = write(cap=cap, notes=why(held, noisy=noise is not None))
     out.write_text(text)
     typer.echo(f"wrote {out}")
     if entry.hides and found.kind.tables and noise is None:
@@ -443,6 +467,39 @@ def clients_of(task: str, options: Mapping[str, Any]) -> int | None:
             return tasks.load(task, **options).data.clients
         except ConfigError:
             return None
+
+
+def parsed_epsilon(text: str) -> float | None:
+    """The number of `--dp 3`; None where it names a unit."""
+    try:
+        found = float(text)
+    except ValueError:
+        return None
+    if not 0.0 < found < float("inf"):
+        raise ConfigError(f"--dp {text}: not an epsilon", hint="a number above 0, such as 3")
+    return found
+
+
+def best_noise(task: str, known: Known, epsilon: float, scheme: str, at_once: int) -> NoisyChoice:
+    """What the forecast finds, told with what it rests on."""
+    from tessera import tasks
+    from tessera.cli.init_noise import best_plan
+
+    private = known.recommended.private
+    assert private is not None
+    if at_once < 2:
+        raise ConfigError(f"--at-once {at_once}", hint="2 clients or more")
+    with Console(stderr=True).status("forecasting plans with noise"):
+        loaded = tasks.load(task, **{**known.options, **private.options})
+        found = best_plan(loaded, private, epsilon, scheme, at_once)
+    said = (
+        f"by the forecast: {found.in_words()}. Users and the rows that they hold were counted in "
+        "the task's data, which is outside epsilon."
+    )
+    warning = f"warning: {found.forecast.warning}" if found.forecast.warning else ""
+    for line in (*wrap(said, WIDTH), *wrap(warning, WIDTH)):
+        typer.echo(line)
+    return found
 
 
 def work(task: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -525,11 +582,12 @@ def counted(plan: Plan) -> HeldRows | None:
         return HeldRows.of(task, plan)
 
 
-def why(held: HeldRows | None) -> tuple[str, ...]:
+def why(held: HeldRows | None, *, noisy: bool = False) -> tuple[str, ...]:
     """Between two servers a cap that is too high costs everybody bytes."""
     if held is None:
         return MESSAGES, "no more than clients hold; `tessera plan` says what fewer would take"
-    return MESSAGES, f"clients hold {held.most:,} at most, {held.mean:,} on average"
+    said = f"clients hold {held.most:,} at most, {held.mean:,} on average"
+    return MESSAGES, f"{said}; outside epsilon" if noisy else said
 
 
 def written(
@@ -545,6 +603,7 @@ def written(
     work_notes: tuple[str, ...] = (),
     noise: DPPlan | None = None,
     cells: int = 0,
+    drawn: CohortsPlan | None = None,
 ) -> str:
     """The plan with what the task recommends, and its options as `filled` in.
 
@@ -564,7 +623,7 @@ def written(
     if not known.kind.tables and schemes.named(scheme).two_servers:
         update = replace(update, top=FEW, error_feedback=True)
         keys += ["top", "top_by", "error_feedback"]
-    union, cohorts = UnionPlan(max_rows=cap), CohortsPlan()
+    union, cohorts = UnionPlan(max_rows=cap), drawn or CohortsPlan()
     answers = ("level", "decoys", "period_rounds", "own_rounds", "budget")
     if good.server.optimizer == "sum" and good.rounds > 1:  # who is in two rounds counts twice
         cohorts = CohortsPlan(drawn=DrawnBy.SCHEDULE)
@@ -603,6 +662,8 @@ def dp_keys(noise: DPPlan) -> tuple[str, ...]:
     keys = ["unit", "epsilon", "delta", "noise", "clip", "trust"]
     if noise.rows is not NoisyRows.OWN:
         keys += ["rows", "selection", "threshold"]
+    if noise.correlated:
+        keys += ["correlated", "terms"]
     if noise.by_batches:
         keys += ["sampling", "steps"]
     if noise.unit == "subject":
