@@ -13,12 +13,14 @@ from typing import Final
 
 from tessera.cli.utility import utility_of
 from tessera.errors import ConfigError
-from tessera.plan import CohortsPlan, DPPlan, NoisyRows, Plan, Scheme, TaskPlan, Trust
+from tessera.plan import CohortsPlan, DPPlan, NoisyRows, Plan, TaskPlan, Trust
 from tessera.plan.places import rounds_of_a_pass
 from tessera.plan.sections import DrawnBy
 from tessera.privacy.dp.guarantee import Unit
 from tessera.report.numbers import plural
+from tessera.rounds import schemes
 from tessera.rounds.forecast.utility import UtilityForecast
+from tessera.rounds.schemes import SchemeEntry
 from tessera.runs.held import HeldRows
 from tessera.runs.training import complete
 from tessera.tasks import Task
@@ -27,11 +29,18 @@ from tessera.tasks.task import PrivateSettings
 DELTA: Final = 1e-5
 ROUNDS: Final = (1, 2, 3, 5)
 """That everybody may be in; with a schedule so many passes, but for the last."""
-TRUSTS: Final = {
-    Scheme.FEDAVG: Trust.SERVER,
-    Scheme.SECURE_FEDAVG: Trust.SHARES,
-    Scheme.TWO_SERVER: Trust.EACH,
-}
+
+
+def trust_of(entry: SchemeEntry) -> Trust | None:
+    """Who adds noise on sums under a scheme; None where rows are chosen by their holders."""
+    if entry.two_servers:
+        return Trust.EACH
+    if not entry.federated or entry.by_rows:
+        return None
+    return Trust.SHARES if entry.masks else Trust.SERVER
+
+
+NOISY: Final = {each.name: each for each in schemes.SCHEMES.values() if trust_of(each) is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +91,27 @@ def candidates(
     task: Task, private: PrivateSettings, epsilon: float, scheme: str, at_once: int
 ) -> Iterator[Plan]:
     clients = task.data.clients
-    chosen = [Scheme(scheme)] if scheme else [Scheme.TWO_SERVER, Scheme.SECURE_FEDAVG]
+    if scheme and scheme not in NOISY:
+        raise ConfigError(
+            f"--dp {epsilon:g} with --scheme {scheme}, for which no noise is forecast",
+            hint=f"one of {', '.join(NOISY)}, or --dp user",
+        )
+    chosen = [NOISY[scheme]] if scheme else [each for each in NOISY.values() if each.hides]
     for each in chosen:
-        if each not in TRUSTS:
-            raise ConfigError(
-                f"--dp {epsilon:g} with --scheme {each.value}, for which no noise is forecast",
-                hint=f"one of {', '.join(one.value for one in TRUSTS)}, or --dp user",
-            )
+        trust = trust_of(each)
+        assert trust is not None
         dp = DPPlan(
             unit=Unit.USER,
             epsilon=epsilon,
             delta=min(DELTA, 0.1 / clients),
-            trust=TRUSTS[each],
+            trust=trust,
             clip=private.clip,
             rows=NoisyRows.SELECTED,
             selection=private.selection,
             threshold=private.threshold,
         )
         base = Plan(
-            scheme=each,
+            scheme=each.scheme,
             cohort=min(at_once, clients),
             task=TaskPlan(name=task.name, options={}),
             training=private.training,
