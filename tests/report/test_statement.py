@@ -76,6 +76,10 @@ def forms(value: float | str) -> set[str]:
     texts = {f"{value:g}", f"{value:.3g}", f"{value:.2f}", f"{value:.3f}", f"{value:,.0f}"}
     part = 100.0 * value
     texts |= {f"{part:.4g}%", f"{part:.1f}%", f"{part:.0f}%", f"{part:.1g}%"}
+    if 0.0 < value < 0.005:  # "<0.01" and "<0.001%"
+        texts |= {"0.01", "0.001%"}
+    if 0.999 < value < 1.0:  # ">99.9%"
+        texts.add("99.9%")
     return texts
 
 
@@ -145,7 +149,7 @@ def test_every_figure_on_the_page_is_in_plan_ledger_or_audit(runs, name):
         assert numbers
         assert not [each for each in numbers if each not in pool]
     # And each of them is known as a figure, with its source.
-    listed = {figure.text for figure in found.figures}
+    listed = {each for figure in found.figures for each in NUMBER.findall(figure.text)}
     assert not {*NUMBER.findall(shown(found))} - listed
 
 
