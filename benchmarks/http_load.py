@@ -44,7 +44,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
-from fastapi import FastAPI, Request, Response
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from tessera.crypto import kernel
 from tessera.crypto.entropy import ScriptedEntropy
@@ -155,8 +158,6 @@ def serve_unit(folder: Path) -> None:
     keyring = Keyring.read(folder / "keys" / "leader", SERVER, bundle.digest)
     checker = RequestChecker(keyring.directory, bundle.digest)
     journal = Journal.open(folder / "unit", owner="unit", plan=bundle.digest)
-    app = FastAPI(openapi_url=None)
-
     async def post(request: Request) -> Response:
         checker.check("POST", request.url.path, request.headers)
         body = await request.body()
@@ -164,7 +165,7 @@ def serve_unit(folder: Path) -> None:
             journal.set_fact("unit", "body", body)
         return Response(status_code=202)
 
-    app.add_route("/unit", post, methods=["POST"])
+    app = Starlette(routes=[Route("/unit", post, methods=["POST"])])
     keys = folder / "keys" / "leader"
     address = Address("127.0.0.1", 0, keys / TLS, keys / TLS_KEY)
     with address.bound() as listening:

@@ -150,7 +150,7 @@ def started(folder: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]
 
 
 @pytest.mark.skipif(
-    any(find_spec(name) is None for name in ("fastapi", "uvicorn", "h11")),
+    any(find_spec(name) is None for name in ("starlette", "uvicorn", "h11", "prometheus_client")),
     reason="the extra `http` is not installed",
 )
 def test_a_deployment_between_two_servers(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_json_is_one_object_with_everything_in_it(capsys: pytest.CaptureFixture[
         "torch",
         "pyarrow",
         "dp-accounting",
-        "fastapi",
+        "starlette",
         "training loops in C",
     }
     for part in seen["parts"]:

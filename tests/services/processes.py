@@ -31,6 +31,7 @@ from tessera.rounds import schemes
 from tessera.services.bundle import Bundle
 from tessera.services.http import FIRST, RECEIVED, REFUSED, requests
 from tessera.services.http.dialer import VISIT
+from tessera.services.http.metrics import TOKEN
 from tessera.services.http.requests import SENDER, SESSION
 from tessera.services.journal import NAME
 from tessera.services.link import Numbered, party_of
@@ -228,7 +229,9 @@ class Deployment:
         raise AssertionError(f"not at the end in time\n{self.log(SERVER)}")
 
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = content(send("GET", f"http://127.0.0.1:{self.port}/status"))
+        token = (self.state(SERVER) / TOKEN).read_text().strip()
+        shown = {"Authorization": f"Bearer {token}"}
+        found: dict[str, Any] = content(send("GET", f"http://127.0.0.1:{self.port}/status", shown))
         return found
 
     def until(self, condition: Callable[[dict[str, Any]], bool], seconds: float = 60.0) -> Any:

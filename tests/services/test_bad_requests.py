@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import pytest
 
-if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "h11")):
+if any(find_spec(name) is None for name in ("starlette", "uvicorn", "h11", "prometheus_client")):
     pytest.skip("the extra `http` is not installed", allow_module_level=True)
 
 from services.asking import content, send
@@ -212,7 +212,10 @@ def test_healthz_answers_and_status_has_no_payload(live: Deployment) -> None:
     assert content(send("GET", f"{url}/healthz")) == {"ok": True}
     status = live.status()
     assert status["round"] == 0 and status["missing"] >= 1 and status["deadline"] > 0
-    assert main(["status", url, "--json"]) == 0
+    assert send("GET", f"{url}/status").status == 401
+    assert main(["status", url, "--json"]) == 2
+    token = str(live.state(SERVER) / "operator-token")
+    assert main(["status", url, "--json", "--token-file", token]) == 0
     assert main(["status", str(live.state(SERVER))]) == 0
 
 

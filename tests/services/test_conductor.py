@@ -233,7 +233,9 @@ def test_while_a_journal_loads_everybody_is_told_to_come_again(lab: Lab) -> None
             answer = await connection.ask(method, target, signed_headers(*about))
             assert answer.status == 503 and answer.headers["retry-after"]
         assert content(await connection.ask("GET", "/healthz", {})) == {"ok": True}
-        assert content(await connection.ask("GET", "/status", {}))["phase"] == "loading"
+        ready = await connection.ask("GET", "/readyz", {})
+        assert ready.status == 503 and content(ready)["trouble"] == ["loading"]
+        assert (await connection.ask("GET", "/status", {})).status == 401
 
     asyncio.run(ask())
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-pytest.importorskip("fastapi")
+pytest.importorskip("starlette")
 
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.keys import SigningKey, identities

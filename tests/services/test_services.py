@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "h11")):
+if any(find_spec(name) is None for name in ("starlette", "uvicorn", "h11", "prometheus_client")):
     pytest.skip("the extra `http` is not installed", allow_module_level=True)
 
 from services.processes import SCRIPT, Deployment

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "h11")):
+if any(find_spec(name) is None for name in ("starlette", "uvicorn", "h11", "prometheus_client")):
     pytest.skip("the extra `http` is not installed", allow_module_level=True)
 
 from services.group_lab import GroupLab, grouped

@@ -8,11 +8,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, Final
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import HTTPSHandler, ProxyHandler, build_opener
+from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
 import typer
 
@@ -38,13 +39,14 @@ from tessera.services.deployment import (
 from tessera.services.group_client import GroupClientService
 from tessera.services.http import is_loopback
 from tessera.services.http.dialer import dial
+from tessera.services.http.metrics import TOKEN, OperatorToken
 from tessera.services.http.serving import Address, lead
-from tessera.services.journal import state_of
 from tessera.services.keyring import TLS, TLS_KEY, KeyFolders, Keyring, folder_of, make_keys
-from tessera.services.logs import JsonLog
+from tessera.services.logs import LEVELS, JsonLog
 from tessera.services.membership import PROOF
 from tessera.services.model_export import follow
 from tessera.services.offered_rows import OneGroup
+from tessera.services.party_status import client_lines, party_status
 from tessera.services.settings import service_settings
 
 BundleFile = Annotated[Path, typer.Argument(metavar="BUNDLE", help="What `tessera pack` wrote.")]
@@ -69,6 +71,7 @@ Setting = Annotated[
         help="One setting of [service], as join=30; repeatable. Also TESSERA_SERVICE_JOIN=30.",
     ),
 ]
+LogLevel = Annotated[str, typer.Option(help=f"Of lines on stderr: {', '.join(LEVELS)}.")]
 PlainHttp = Annotated[
     bool, typer.Option("--plain-http", help="Without TLS; on loopback addresses only.")
 ]
@@ -79,6 +82,12 @@ def packed_for(bundle: Path, settings: Path | None, service: list[str] | None) -
     packed = Bundle.read(bundle)
     found = service_settings(packed.plan.service, file=settings, given=service or ())
     return packed.served(found)
+
+
+def logged(party: str, level: str, *, clients: bool = False) -> JsonLog:
+    if level not in LEVELS:
+        raise ConfigError(f"--log-level {level}", hint=f"one of {', '.join(LEVELS)}")
+    return JsonLog(party, level=level, clients=clients)
 
 
 def entropy_of(script: str | None, host: str) -> Entropy:
@@ -279,6 +288,18 @@ def serve(
     ] = 0,
     settings: Settings = None,
     service: Setting = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The operator's token, for /status and /metrics (default: one is made in --state, "
+            f"{TOKEN}).",
+        ),
+    ] = None,
+    log_level: LogLevel = "info",
+    log_clients: Annotated[
+        bool, typer.Option("--log-clients", help="Say in the log which client a line is about.")
+    ] = False,
     insecure_test_entropy: TestEntropy = None,
 ) -> int:
     """Lead rounds: clients and the helper connect to this address."""
@@ -291,7 +312,7 @@ def serve(
     def listening(url: str) -> None:
         typer.echo(json.dumps({"listening": url, "bundle": packed.digest.hex()}))
 
-    log = JsonLog("leader")
+    log = logged("leader", log_level, clients=log_clients)
     with exporting(packed, Path(state), export, every, rows, log):
         return lead(
             lambda: open_leader(packed, keys, Path(state), entropy),
@@ -302,6 +323,8 @@ def serve(
             log=log,
             on_listening=listening,
             models=export,
+            state=Path(state),
+            token=OperatorToken.of(Path(state), token_file),
         )
 
 
@@ -345,6 +368,7 @@ def help_serve(
     state: State,
     settings: Settings = None,
     service: Setting = None,
+    log_level: LogLevel = "info",
     insecure_test_entropy: TestEntropy = None,
 ) -> int:
     """Run the second server: connect to the leader, hold one share of every report."""
@@ -353,7 +377,7 @@ def help_serve(
     keyring = Keyring.read(keys, HELPER, packed.digest)
     helper = open_helper(packed, keys, Path(state), entropy)
     with helper.journal:
-        return dial(leader, [(helper, keyring)], packed.plan.service, JsonLog(HELPER))
+        return dial(leader, [(helper, keyring)], packed.plan.service, logged(HELPER, log_level))
 
 
 def join(
@@ -414,6 +438,7 @@ def join(
     ] = False,
     settings: Settings = None,
     service: Setting = None,
+    log_level: LogLevel = "info",
     insecure_test_entropy: TestEntropy = None,
 ) -> int:
     """Take part in rounds: as one client of the bundle's task, or a synthetic one."""
@@ -460,7 +485,7 @@ def join(
     with services[0].journal:
         party = f"client {client}" if client is not None else f"clients {clients}"
         members = list(zip(services, keyrings, strict=True))
-        return dial(leader, members, packed.plan.service, JsonLog(party))
+        return dial(leader, members, packed.plan.service, logged(party, log_level))
 
 
 def maker(
@@ -517,33 +542,62 @@ def status(
     ca: Annotated[
         Path | None, typer.Option(help="The authority of its certificate (a party's ca.pem).")
     ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            envvar="TESSERA_TOKEN_FILE",
+            help=f"The operator's token at a leader's address: {TOKEN} in its folder of state.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Round, phase, who is missing, deadline, last rounds, restarts, disk."""
+    """Of a leader: round, phase, who is missing, deadline, last rounds, trouble, disk. Of a client:
+    what it has spent, and which rounds counted."""
     remote = where.startswith(("http://", "https://"))
-    found = status_of(where, ca) if remote else state_of(Path(where))
+    found = status_of(where, ca, token_file) if remote else party_status(Path(where))
     if as_json:
         typer.echo(json.dumps(found))
         return
-    rounds = found.pop("rounds", [])
-    lines = {name: str(value) for name, value in found.items() if value not in (None, "")}
+    rounds, clients = found.pop("rounds", []), found.pop("clients", {})
+    lines = {name: str(value) for name, value in found.items() if value not in (None, "", [])}
+    if remote:
+        lines["clients"] = ", ".join(f"{count} {state}" for state, count in clients.items())
+    else:
+        lines |= client_lines(clients)
     for each in rounds:
         detail = each.get("reason") or f"{each.get('survivors')} survivors"
+        if each["outcome"] == "aborted" and each.get("needed"):
+            detail = (
+                f"in {each['phase']}, {each['answered']} of {each['needed']} answered; {detail}"
+            )
+        for phase, gone in each.get("missing", {}).items():
+            detail += f"; missing in {phase}: {', '.join(gone)}"
         lines[f"round {each['round']}"] = f"{each['outcome']}: {detail}"
     width = max(map(len, lines), default=0)
     for name, text in lines.items():
         typer.echo(f"{name:{width}}  {text}")
 
 
-def status_of(url: str, ca: Path | None) -> dict[str, Any]:
+def status_of(url: str, ca: Path | None, token_file: Path | None) -> dict[str, Any]:
     """What a running leader says; without a proxy, whatever the environment names."""
+    hint = "is a leader there? --ca names its authority"
+    if token_file is None:
+        raise ConfigError(
+            f"{url}: a leader shows its status to its operator",
+            hint=f"--token-file STATE/{TOKEN} of the leader; or `tessera status STATE`",
+        )
+    token = token_file.read_text(encoding="utf-8").strip()
+    asked = Request(f"{url.rstrip('/')}/status", headers={"Authorization": f"Bearer {token}"})
     trusted = ssl.create_default_context(cafile=None if ca is None else str(ca))
     opener = build_opener(ProxyHandler({}), HTTPSHandler(context=trusted))
     try:
-        with opener.open(f"{url.rstrip('/')}/status", timeout=10.0) as answer:
+        with opener.open(asked, timeout=10.0) as answer:
             found: dict[str, Any] = json.load(answer)
+    except HTTPError as error:
+        if error.code == HTTPStatus.UNAUTHORIZED:
+            hint = "this is not the token of that leader"
+        raise ConfigError(f"{url}: {error}", hint=hint) from error
     except (URLError, OSError, ValueError) as error:
-        raise ConfigError(
-            f"{url}: {error}", hint="is a leader there? --ca names its authority"
-        ) from error
+        raise ConfigError(f"{url}: {error}", hint=hint) from error
     return found

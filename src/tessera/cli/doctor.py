@@ -32,7 +32,7 @@ from tessera.crypto.dpf import Values
 from tessera.crypto.entropy import SystemEntropy
 from tessera.crypto.kernel import REFERENCE
 from tessera.crypto.ring import Ring
-from tessera.errors import __version__
+from tessera.errors import __version__, install
 from tessera.learning.machine import physical_memory, usable_cores
 from tessera.learning.models.lag_library import lag_library
 from tessera.report.numbers import figure, memory, size
@@ -227,7 +227,7 @@ def optional_parts() -> Iterator[Part]:
         ("torch", "to train models", "pip install torch==2.13.0"),
         ("pyarrow", "to read data of your own", "pip install pyarrow"),
         ("dp-accounting", "to account for differential privacy", "pip install dp-accounting"),
-        ("fastapi", "to run servers and clients over HTTP", "pip install fastapi uvicorn"),
+        ("starlette", "to run servers and clients over HTTP", install("http")),
     ):
         found = installed_version(name)
         yield Part(name=name, purpose=purpose, found=found, todo=None if found else get)

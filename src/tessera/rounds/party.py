@@ -112,6 +112,7 @@ class LocalState:
     own_rounds: int | None = None  # its own least rounds in a period, where they are not the plan's
     sharing: Sharing | None = None  # its own choice, where it differs from the plan's
     indicator: float | None = None  # how far its mask is from its ratings, by its own estimate
+    counted: dict[int, bool] = field(default_factory=dict)  # rounds that ended: was it in the sum?
     secret: Secret | None = field(default=None, repr=False)  # its lasting one (`rounds/root.py`)
     rows: CarriedRows | None = field(default=None, repr=False)  # of tables that never leave it
     data: OwnData | None = field(
@@ -188,6 +189,7 @@ class LocalState:
 
     def settle(self, round_id: RoundId, *, counted: bool, by: Word) -> None:
         """A round has ended, with this client's update in the sum or not; `by` says who says so."""
+        self.counted[int(round_id)] = counted
         if round_id != self.unsettled:
             return
         if self.residual is not None:

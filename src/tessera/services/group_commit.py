@@ -60,6 +60,8 @@ class GroupCommit:
         self._waiting: deque[Waiting] = deque()
         self._work: asyncio.Task[None] | None = None
         self._fold, self._in_rounds = fold, False
+        self.on_batch: Callable[[bool], None] = lambda _: None
+        """Called after each batch, with whether it is on disk."""
         self._alone = 0
         """So many changes at the head of those that wait are made one by one."""
 
@@ -79,6 +81,7 @@ class GroupCommit:
                 outcomes = await loop.run_in_executor(self._thread, self._batch, batch)
             except JournalFailed as error:
                 self._log("step failed", reason=str(error))
+                self.on_batch(False)
                 await asyncio.sleep(self._retry)
                 self._fail(batch, error)
                 continue
@@ -92,6 +95,7 @@ class GroupCommit:
             except BaseException as error:  # the end
                 self._fail([*batch, *self._waiting], error)
                 raise
+            self.on_batch(True)
             for (_, future), (result, refused) in zip(batch, outcomes, strict=True):
                 if future.done():
                     continue

@@ -20,6 +20,7 @@ import fcntl
 import json
 import os
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -42,6 +43,8 @@ LEFT_GROUP: Final = "left its group"
 RETIRED: Final = "retired "
 """Before the number of a group: why its leader has retired it."""
 """The fact that it is out of it for good, and why."""
+MISSING: Final = "missing at deadlines"
+"""By round and phase: who did not answer; for the leader's operator only."""
 OLD_COPY: Final = "old copy"
 """The fact that a party's state is one, for good: it would repeat what it has forgotten."""
 
@@ -254,6 +257,11 @@ class Journal:
         )
         self._remembered((party, name), value)
 
+    def probe(self) -> None:
+        """Write something: it fails as long as steps do."""
+        with self.step():
+            self.set_fact("", "probe", time.time_ns().to_bytes(8, "big"))
+
     @property
     def bytes_on_disk(self) -> int:
         """The database and its log."""
@@ -400,9 +408,17 @@ def outcome_text(database: sqlite3.Connection, round_id: RoundId) -> str:
 
 
 def last_rounds(database: sqlite3.Connection, most: int = 10) -> list[dict[str, Any]]:
-    """The last rounds with their outcomes, the latest first."""
+    """The last rounds with their outcomes, the latest first; for operators, with who was missing at
+    a deadline."""
+    found = database.execute("SELECT value FROM fact WHERE name = ?", (MISSING,)).fetchone()
+    gone: dict[str, Any] = {} if found is None else json.loads(found[0])
     return [
-        {"round": round_id, **outcome_of(json.loads(data))}
+        {
+            "round": round_id,
+            **outcome_of(event := json.loads(data)),
+            **{name: event[name] for name in ("answered", "needed") if name in event},
+            **({"missing": gone[str(round_id)]} if str(round_id) in gone else {}),
+        }
         for round_id, data in database.execute(
             "SELECT round_id, data FROM event ORDER BY number DESC LIMIT ?", (most,)
         )

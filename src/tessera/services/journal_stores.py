@@ -137,6 +137,9 @@ ATTENDANCE: Final = "rounds of a training"
 KEYS: Final = "keys"
 CHAIN: Final = "secrets of correlated noise"
 RESIDUAL: Final = "residual"
+COUNTED: Final = "rounds that counted"
+MOST_COUNTED: Final = 1000
+"""Rounds of which a client remembers whether its update was in the sum, the latest ones."""
 BROKEN: Final = "broken"
 
 R = TypeVar("R", bound=Marked)
@@ -324,6 +327,8 @@ def load_local(journal: Journal, party: str, local: LocalState) -> None:
     local.agreement = None if agreed is None else _agreement(agreed)
     attended = journal.fact(party, ATTENDANCE)
     local.attendance = {} if attended is None else _attendance(attended)
+    rounds = json.loads(journal.fact(party, COUNTED) or b"{}")
+    local.counted = {int(each): bool(is_in) for each, is_in in rounds.items()}
     kept = journal.fact(party, RESIDUAL)
     local.residual = None if kept is None else _residual(kept)
     local.broken = (journal.fact(party, BROKEN) or b"").decode()
@@ -368,6 +373,10 @@ def save_local(journal: Journal, party: str, local: LocalState) -> None:
         journal.set_fact(party, AGREEMENT, _agreement_text(local.agreement))
     if local.attendance:
         journal.set_fact(party, ATTENDANCE, attendance_text(local.attendance))
+    if local.counted:
+        last = sorted(local.counted)[-MOST_COUNTED:]
+        rounds = {str(each): local.counted[each] for each in last}
+        journal.set_fact(party, COUNTED, json.dumps(rounds).encode())
     if local.residual is not None:
         journal.set_fact(party, RESIDUAL, _residual_bytes(local.residual))
     if local.broken or journal.fact(party, BROKEN):

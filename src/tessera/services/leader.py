@@ -29,7 +29,7 @@ from tessera.rounds.noise_chain import NoiseChain
 from tessera.rounds.party import ServerModel, ServerParty
 from tessera.rounds.schedule import Schedule
 from tessera.rounds.two_server.leader import LeaderRound
-from tessera.services.journal import Journal, outcome_text
+from tessera.services.journal import MISSING, Journal, outcome_text
 from tessera.services.journal_stores import CHAIN, JournalKeys, entries, store_role, stored_role
 from tessera.services.link import (
     ACCEPTED,
@@ -48,6 +48,8 @@ FINISHED = frozenset({"done", "aborted", "Over"})
 CURRENT = "current round"
 SCHEDULE = "schedule"
 COHORT = "cohort of the current round"
+MISSING_ROUNDS = 20
+"""Of which the journal has who was missing."""
 MOST_MESSAGES = 64
 """Of a client in a round: those that are refused take a row, too."""
 LEFT_AS_OLD = (
@@ -361,10 +363,21 @@ class LeaderService:
     def close_overdue(self) -> None:
         """The deadline has come: go on without those who are missing, or abort."""
         with self.journal.step():
+            self._record_missing()
             for hand in self.parts:
                 if not hand.finished:
                     self._close(hand)
             self._close_complete()
+
+    def _record_missing(self) -> None:
+        """For the operator: who did not answer in which phase, of the last rounds."""
+        assert self.drawn is not None
+        stored = json.loads(self.journal.fact(SERVER, MISSING) or b"{}")
+        of_round = stored.setdefault(str(int(self.drawn.round_id)), {})
+        of_round[", ".join(self.phases)] = [name_of(p) for p in sorted(self.missing, key=str)]
+        last = sorted(stored, key=int)[-MISSING_ROUNDS:]
+        kept = {each: stored[each] for each in last}
+        self.journal.set_fact(SERVER, MISSING, json.dumps(kept).encode())
 
     def _close_complete(self) -> None:
         """Close every phase in which nobody is missing but those who are not there."""

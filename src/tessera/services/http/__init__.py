@@ -3,7 +3,8 @@
     GET  /v1/standing?after=R&received=N           its next round behind R
     POST /v1/messages?round=R&received=N&first=M   its messages from M on, none or several; answered
                                                    with the leader's behind N, waited for
-    GET  /healthz, /status                         for operators
+    GET  /healthz, /readyz                         whether it is alive, and leads rounds
+    GET  /metrics, /status                         for operators, with their token
 
 Both acknowledge the leader's N messages of R, and the answer says how many of the sender's are on
 the leader's disk: one request in each stage of a round, and none that only acknowledges.
@@ -20,7 +21,7 @@ from typing import Final
 
 from tessera.errors import ConfigError, install
 
-NEEDED: Final = ("fastapi", "uvicorn", "h11")
+NEEDED: Final = ("starlette", "uvicorn", "h11", "prometheus_client")
 FIRST, RECEIVED, REFUSED = "tessera-first", "tessera-received", "tessera-refused"
 """Headers of an answer: the number of its first message, how many of the sender's messages are on
 the leader's disk, and why the last of them does not count."""

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl, quote
 
-from fastapi import FastAPI, Request, Response
-from starlette.requests import ClientDisconnect
-from starlette.responses import FileResponse
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route as Served
 
 from tessera.ids import Party, RoundId
 from tessera.plan import ServicePlan
@@ -26,17 +27,21 @@ from tessera.protocols.machine import RoundOutcome
 from tessera.services.http import FIRST, RECEIVED, REFUSED, WAIT
 from tessera.services.http import requests as parcel
 from tessera.services.http.conductor import Conductor
+from tessera.services.http.metrics import LOADING, LeaderFigures, LeaderMetrics, OperatorToken
 from tessera.services.http.requests import SESSION, RefusedRequest, RequestChecker, SignedRequest
 from tessera.services.journal import CommittedOutcomes, Journal
 from tessera.services.leader import MessageRequest
-from tessera.services.link import LinkView, Numbered
+from tessera.services.link import LinkView, Numbered, name_of
+from tessera.services.logs import JsonLog
 from tessera.services.model_export import newest
 
-Route = tuple[str, Callable[[Request], Awaitable[Response]], str]
+Handler = Callable[[Request], Awaitable[Response]]
+Route = tuple[str, Handler, str]
 
 MODEL: Final = "/v1/model"
 RETRY: Final = {"Retry-After": "1"}
 OCTETS: Final = "application/octet-stream"
+PROMETHEUS: Final = "text/plain; version=1.0.0; charset=utf-8"
 MOST_NUMBER: Final = 1 << 62
 MOST_REASON: Final = 200
 MOST_SENDING: Final = 64
@@ -60,9 +65,13 @@ class AnyConductor(Protocol):
     on_news: Callable[[Collection[Party]], None]
     deadline: float | None
     shown: dict[str, Any]
+    metrics: LeaderMetrics
 
     @property
     def leader(self) -> AnyLeader | None: ...
+
+    def figures(self) -> LeaderFigures:
+        """As they are now."""
 
 
 class LeaderApp(ABC):
@@ -75,9 +84,15 @@ class LeaderApp(ABC):
         deadlines: ServicePlan,
         *,
         cap: int = parcel.MOST_BYTES,
+        token: OperatorToken | None = None,
+        log: JsonLog | None = None,
     ) -> None:
+        """`token`: what an operator shows; without one nobody sees more than that it is alive."""
         self._conductor, self._checker = conductor, checker
         self._deadlines, self._cap = deadlines, cap
+        self._token, self._log = token, log or JsonLog("", quiet=True)
+        self.metrics = conductor.metrics
+        self.metrics.figures = conductor.figures
         self._outcomes: CommittedOutcomes | None = None
         self._news: dict[Party, asyncio.Event] = {}
         self._waiting: Counter[Party] = Counter()
@@ -140,22 +155,60 @@ class LeaderApp(ABC):
         target = request.scope["path"] + (f"?{query}" if query else "")
         signed = self._checker.check(request.method, target, request.headers)
         if signed.length > self._cap:
-            raise RefusedRequest(413, f"{signed.length} bytes; a request has at most {self._cap}")
+            raise RefusedRequest(
+                413,
+                f"{signed.length} bytes; a request has at most {self._cap}",
+                sender=signed.sender,
+            )
         if not self.takes_part(signed.sender):
-            raise RefusedRequest(403, "the sender takes no part in these rounds")
+            raise RefusedRequest(
+                403, "the sender takes no part in these rounds", sender=signed.sender
+            )
         return signed, dict(parse_qsl(query))
 
     async def body(self, request: Request, signed: SignedRequest) -> bytes | Response:
         """As much as was declared and signed; or what to answer if it does not come."""
         try:
             async with asyncio.timeout(self._deadlines.request):
-                return await _body(request, signed)
+                found = await _body(request, signed)
         except TimeoutError:
-            return json_answer({"error": "the body did not come in time"}, status=408, close=True)
+            late = RefusedRequest(408, "the body did not come in time", sender=signed.sender)
+            return self.refused(late)
         except ClientDisconnect:
-            return json_answer(
-                {"error": "the body did not come to its end"}, status=400, close=True
-            )
+            cut = RefusedRequest(400, "the body did not come to its end", sender=signed.sender)
+            return self.refused(cut)
+        self.metrics.transferred("in", len(found))
+        return found
+
+    def refused(
+        self, error: RefusedRequest, *, close: bool = True, retry: bool = False
+    ) -> Response:
+        """The answer to a request that is not taken; counted, and said in the log."""
+        if not error.session:
+            self.metrics.refusals.labels(error.kind).inc()
+            told = {"status": error.status, "reason": str(error)}
+            who = None if error.sender is None else name_of(error.sender)
+            self._log.seldom("refused", error.kind, client=who, **told)
+        answer = json_answer(
+            {"error": str(error)},
+            status=error.status,
+            close=close and not error.session,
+            retry=retry,
+        )
+        if error.session:
+            answer.headers[SESSION] = error.session
+        return answer
+
+    def loading(self) -> Response:
+        return self.refused(
+            RefusedRequest(503, "the journal is loading", kind=LOADING), close=False, retry=True
+        )
+
+    def not_stored(self, sender: Party) -> Response:
+        error = RefusedRequest(
+            503, "not stored, and so not taken", kind="not stored", sender=sender
+        )
+        return self.refused(error, close=False, retry=True)
 
     # --- what differs ---------------------------------------------------------------------------
 
@@ -181,11 +234,57 @@ class LeaderApp(ABC):
     # --- operators ------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """Where the federation is. Nothing in it is anybody's own."""
-        outcomes, deadline = self.outcomes, self._conductor.deadline
-        left = None if deadline is None else round(deadline - time.monotonic(), 1)
-        rounds = [] if outcomes is None else outcomes.last_rounds()
-        return {**self._conductor.shown, "deadline": left, "rounds": rounds}
+        """Where the federation is, why rounds were aborted and who was missing. Nothing in it is
+        anybody's own; what nobody is charged for is left out where the plan has [dp]."""
+        outcomes, figures = self.outcomes, self.metrics.figures()
+        left = figures.deadline_seconds
+        shown = {
+            **self._conductor.shown,
+            "deadline": None if left is None else round(left, 1),
+            "clients": figures.clients,
+            "trouble": "; ".join(self.metrics.trouble.values()),
+            "rounds": [] if outcomes is None else outcomes.last_rounds(),
+        }
+        return self.metrics.charged(shown)
+
+    def is_operator(self, request: Request) -> bool:
+        given = request.headers.get("authorization", "")
+        return self._token is not None and self._token.matches(given)
+
+    def for_operators(self, answer: Callable[[], Response]) -> Handler:
+        """What is answered to whoever shows the operator's token."""
+
+        async def answered(request: Request) -> Response:
+            if self.is_operator(request):
+                return answer()
+            given = "authorization" in request.headers
+            why = "the token is not the operator's" if given else "an operator's token is needed"
+            refused = self.refused(RefusedRequest(401, why, kind="operator token"))
+            refused.headers["WWW-Authenticate"] = "Bearer"
+            return refused
+
+        return answered
+
+    @property
+    def operators_routes(self) -> tuple[Route, ...]:
+        """(path, handler, method) of what operators and their tools ask."""
+
+        async def healthz(request: Request) -> Response:
+            return json_answer({"ok": True})
+
+        async def readyz(request: Request) -> Response:
+            kinds = sorted(self.metrics.trouble)
+            return json_answer({"ready": not kinds, "trouble": kinds}, status=503 if kinds else 200)
+
+        def metrics() -> Response:
+            return Response(self.metrics.text, media_type=PROMETHEUS)
+
+        return (
+            ("/healthz", healthz, "GET"),
+            ("/readyz", readyz, "GET"),
+            ("/status", self.for_operators(lambda: json_answer(self.status())), "GET"),
+            ("/metrics", self.for_operators(metrics), "GET"),
+        )
 
 
 class CohortApp(LeaderApp):
@@ -205,8 +304,7 @@ class CohortApp(LeaderApp):
         return leader is None or party in leader.links
 
     def _seen(self, peer: Party) -> None:
-        if not isinstance(peer, str):
-            self._conductor.asked(peer)
+        self._conductor.asked(peer)
 
     async def _wait(self, peer: Party, until: float) -> bool:
         """Whether there may be news before then."""
@@ -219,7 +317,7 @@ class CohortApp(LeaderApp):
         signed, query = self.checked(request)
         leader, outcomes = self._conductor.leader, self.outcomes
         if leader is None or outcomes is None:
-            return loading()
+            return self.loading()
         behind, again = _number(query, "after", least=-1), "again" in query
         peer, until = signed.sender, self.waits_until(request)
         self.not_dismissed.add(peer)
@@ -255,7 +353,7 @@ class CohortApp(LeaderApp):
         signed, query = self.checked(request)
         leader, outcomes = self._conductor.leader, self.outcomes
         if leader is None or outcomes is None:
-            return loading()
+            return self.loading()
         round_id, received = RoundId(_number(query, "round")), _number(query, "received")
         peer, until = signed.sender, self.waits_until(request)
         self._seen(peer)
@@ -271,17 +369,20 @@ class CohortApp(LeaderApp):
             try:
                 sent = parcel.unpack(_number(query, "first", least=1), body)
             except ValueError as error:
-                return json_answer({"error": str(error)}, status=400)
+                return self.refused(RefusedRequest(400, str(error), sender=peer), close=False)
             requests = [MessageRequest(peer, round_id, message) for message in sent]
             answers = await self._conductor.take(requests)
             if answers is None:
-                return json_answer(
-                    {"error": "not stored, and so not taken"}, status=503, retry=True
-                )
+                return self.not_stored(peer)
             for answer in answers:
                 if answer.conflict:
-                    return json_answer({"error": answer.conflict}, status=409)
-                refused = answer.refused or refused
+                    conflict = RefusedRequest(409, answer.conflict, sender=peer)
+                    return self.refused(conflict, close=False)
+                if answer.refused:
+                    refused = answer.refused
+                    self.metrics.refusals.labels("message").inc()
+                    told = {"round": round_id, "reason": refused}
+                    self._log.seldom("message refused", "message", client=name_of(peer), **told)
         while True:
             view = leader.view(peer)
             if view is None or view.standing.round_id != round_id:
@@ -301,6 +402,7 @@ class CohortApp(LeaderApp):
         if not messages:
             return Response(status_code=204, headers=headers)
         headers[FIRST] = str(messages[0].number)
+        self.metrics.transferred("out", sum(len(each.data) for each in messages))
         body = self._packed[1]
         if len(messages) != 1 or messages[0].data is not self._packed[0]:
             body = parcel.pack(messages)
@@ -336,22 +438,13 @@ class FewAtOnce(Response):
                 self._turns.release()
 
 
-def create_app(leader: LeaderApp) -> FastAPI:
-    # No pages that describe the service: nobody but our own parties should talk to it.
-    app = FastAPI(title="tessera leader", openapi_url=None)
+def create_app(leader: LeaderApp) -> Starlette:
+    """Routes, and nothing else: no pages that describe the service, since nobody but our own
+    parties and operators should talk to it (`docs/decisions/0019-starlette.md`)."""
 
-    @app.exception_handler(RefusedRequest)
-    async def refused(_: Request, error: RefusedRequest) -> Response:
-        answer = json_answer({"error": str(error)}, status=error.status, close=not error.session)
-        if error.session:
-            answer.headers[SESSION] = error.session
-        return answer
-
-    async def healthz(request: Request) -> Response:
-        return json_answer({"ok": True})
-
-    async def status(request: Request) -> Response:
-        return json_answer(leader.status())
+    async def refused(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RefusedRequest)
+        return leader.refused(error)
 
     async def model(request: Request) -> Response:
         """The newest exported model, whole: the same answer for whoever asks."""
@@ -363,14 +456,11 @@ def create_app(leader: LeaderApp) -> FastAPI:
             return Response(status_code=304, headers={"ETag": tag})
         return FileResponse(path, media_type=OCTETS, headers={"ETag": tag})
 
-    for path, handler, method in (
-        *leader.routes,
-        (MODEL, model, "GET"),
-        ("/healthz", healthz, "GET"),
-        ("/status", status, "GET"),
-    ):
-        app.add_route(path, handler, methods=[method])
-    return app
+    routes = (*leader.routes, (MODEL, model, "GET"), *leader.operators_routes)
+    return Starlette(
+        routes=[Served(path, handler, methods=[method]) for path, handler, method in routes],
+        exception_handlers={RefusedRequest: refused},
+    )
 
 
 async def _body(request: Request, signed: SignedRequest) -> bytes:
@@ -395,10 +485,6 @@ def _number(query: dict[str, str], name: str, least: int = 0) -> int:
     if not least <= value < MOST_NUMBER:
         raise RefusedRequest(400, f"{name} = {text[:20]!r} is not a number from {least} up")
     return value
-
-
-def loading() -> Response:
-    return json_answer({"error": "the journal is loading"}, status=503, retry=True)
 
 
 def _unknown(round_id: RoundId) -> dict[str, Any]:

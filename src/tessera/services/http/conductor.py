@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -22,7 +23,15 @@ from typing import Any, Final, TypeVar
 from tessera.ids import HELPER, ClientId, Party, RoundId, clients_in
 from tessera.plan import ServicePlan
 from tessera.services.group_commit import GroupCommit
-from tessera.services.http.presence import Presence
+from tessera.services.http.metrics import (
+    DISK,
+    HELPER_GONE,
+    LOADING,
+    OLD,
+    LeaderFigures,
+    LeaderMetrics,
+)
+from tessera.services.http.presence import GRACE, Presence
 from tessera.services.journal import JournalFailed
 from tessera.services.leader import Acknowledgement, Answer, LeaderService, MessageRequest
 from tessera.services.logs import JsonLog
@@ -49,6 +58,7 @@ class Conductor:
         rounds: int | None,
         log: JsonLog,
         clock: Callable[[], float] = time.monotonic,
+        metrics: LeaderMetrics | None = None,
     ) -> None:
         self.leader: LeaderService | None = None
         self.finished: bool = False
@@ -56,7 +66,8 @@ class Conductor:
         after the last turn: while a round is being opened the leader has none in hand."""
         self.on_news: Callable[[Collection[Party]], None] = lambda _: None
         """Called after a step with those for whom there is news."""
-        self.trouble = ""  # why steps do not commit at the moment
+        self.trouble = ""  # why steps do not commit, until one does
+        self.metrics = metrics or LeaderMetrics()
         self.deadline: float | None = None  # of the phase under way, by the clock
         self.presence = Presence(deadlines.poll, clock)
         self.shown: dict[str, Any] = {"round": None, "phase": "loading"}  # after the last step
@@ -70,7 +81,8 @@ class Conductor:
         self._ahead: set[Party] = set()  # who remembers a later round than there is
         self._stopping = self._over = False
         self._timed = (-1, -1)  # (round, phases closed) that the deadline is for
-        self._ended = clock()
+        self._ended = self._opened = self._phase_began = clock()
+        self._helper_asked, self._helper_came = clock(), False
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -101,11 +113,14 @@ class Conductor:
         if peer == HELPER or number > leader.links[peer].sent:
             self._wake.set()
 
-    def asked(self, client: ClientId) -> None:
-        """This client is there."""
-        self.presence.asked(client)
-        if self.leader is not None and client in self.leader.absent:
-            self._came.add(client)
+    def asked(self, peer: Party) -> None:
+        """This peer is there."""
+        if isinstance(peer, str):
+            self._helper_asked, self._helper_came = self._clock(), True
+            return
+        self.presence.asked(peer)
+        if self.leader is not None and peer in self.leader.absent:
+            self._came.add(peer)
 
     def waits(self, client: ClientId, behind: RoundId | None, request: object) -> None:
         """This client is free for a round behind that one."""
@@ -133,6 +148,7 @@ class Conductor:
             leader = await asyncio.to_thread(self._load)
             # Where its log has secrets a leader folds it itself, after the step that ends a round.
             steps = GroupCommit([leader], self._deadlines.retry, self._log, fold=False)
+            steps.on_batch = self.metrics.committed
             self.leader = leader
             self._log("loaded", round=leader.round_id, starts=leader.journal.starts)
             while not self._stopping:
@@ -149,6 +165,8 @@ class Conductor:
         due = FOREVER if self.deadline is None else self.deadline - self._clock()
         if leader.is_over and not self._done(leader):
             due = min(due, self._opens_in(leader))
+        if self.trouble:
+            due = min(due, self._deadlines.retry)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, due)):
                 await self._wake.wait()
@@ -165,6 +183,10 @@ class Conductor:
         self._came.clear()
         answers: list[Answer] | None = None
         try:
+            if self.trouble:  # is it over? A step that has nothing to write would not know
+                await steps.run(leader.journal.probe)
+                self.trouble = ""
+                self._log("trouble is over")
             if taken or acknowledged:
                 requests = [each for sent, _ in taken for each in sent]
                 answers = await steps.run(partial(leader.handle, requests, acknowledged))
@@ -172,14 +194,17 @@ class Conductor:
             if self._done(leader) and self.shown.get("model") is None:
                 digest = await steps.run(lambda: leader.model.digest.hex())
                 self.shown = {**self.shown, "model": digest}
-            self.trouble = ""
         except JournalFailed as error:  # no step, nothing sent: the leader is where its journal is
+            if not self.trouble:
+                self._log("trouble", reason=str(error))
             self.trouble = str(error)
         finally:
             self._settle(taken, answers)
         if leader.is_over and before != (leader.round_id, True) and leader.round_id is not None:
             self._ended = self._clock()
-            self._log("round ended", outcome=leader.outcome(leader.round_id))
+            event = json.loads(leader.outcome(leader.round_id) or "{}")
+            self.metrics.round_ended(event, self._ended - self._opened)
+            self._log("round ended", outcome=json.dumps(self.metrics.charged(event)))
         self.finished = self._done(leader) and leader.helper_has_all
         changed, leader.changed = leader.changed, set()
         self.shown = {
@@ -190,6 +215,7 @@ class Conductor:
             "disk": leader.journal.bytes_on_disk,
             "trouble": self.trouble or (OLD_STATE if self._is_old_copy(leader) else ""),
             "model": self.shown.get("model"),
+            "missing_clients": sorted(clients_in(leader.missing)),
         }
         self.on_news(changed)
 
@@ -211,12 +237,17 @@ class Conductor:
                 there = self._free(leader)
                 self.presence.give_up(self._awaited(leader, there))
                 round_id = await steps.run(partial(leader.open_round, there))
+                self._opened = self._clock()
                 self._log("round opened", round=round_id, there=len(there))
         elif self.deadline is not None and self._clock() >= self.deadline:
             phases, missing = leader.phases, leader.missing
             await steps.run(leader.close_overdue)
             self.presence.give_up(clients_in(missing))
-            self._log("deadline", round=leader.round_id, phases=phases, missing=len(missing))
+            for phase in phases:
+                self.metrics.closed_at_deadline(phase, len(missing))
+            gone = sorted(clients_in(missing))
+            about = {"phases": phases, "missing": len(missing), "helper": HELPER in missing}
+            self._log("deadline", round=leader.round_id, client=gone, **about)
         if leader.is_over:
             self.deadline = None
             return
@@ -225,7 +256,34 @@ class Conductor:
             first = here[0] != self._timed[0]
             self._timed = here
             limit = self._deadlines.join if first else self._deadlines.phase
-            self.deadline = self._clock() + limit
+            self._phase_began = self._clock()
+            self.deadline = self._phase_began + limit
+
+    def figures(self) -> LeaderFigures:
+        """What an operator sees of it now."""
+        leader, now = self.leader, self._clock()
+        if leader is None:
+            return LeaderFigures(shown=self.shown, trouble={LOADING: "the journal is loading"})
+        trouble = {DISK: self.trouble} if self.trouble else {}
+        if self._is_old_copy(leader):
+            trouble[OLD] = OLD_STATE
+        silent = now - self._helper_asked if leader.helpers else None
+        if silent is not None and not (self.finished or self._done(leader)):
+            if not self._helper_came or silent > self._deadlines.poll + GRACE:
+                trouble[HELPER_GONE] = f"the helper has not asked for {silent:.0f} s"
+        there = self.presence.there
+        return LeaderFigures(
+            shown=self.shown,
+            clients={
+                "enrolled": len(leader.clients),
+                "there": len(there),
+                "free": len(self._free(leader)),
+            },
+            phase_seconds=now - self._phase_began,
+            deadline_seconds=None if self.deadline is None else self.deadline - now,
+            helper_silent=silent,
+            trouble=trouble,
+        )
 
     def _done(self, leader: LeaderService) -> bool:
         course, rounds = leader.course, self._rounds

@@ -9,13 +9,16 @@ the leader's, on disk before the answer; those that come together share a sync o
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tessera.ids import ClientId, Party, RoundId
 from tessera.plan import ServicePlan
@@ -23,7 +26,15 @@ from tessera.privacy.index.bound import ON_THE_OPERATORS_WORD
 from tessera.privacy.index.groups import CORRUPT_SHARES
 from tessera.services.group_commit import GroupCommit
 from tessera.services.group_leader import GroupLeaderService, VisitAnswer
-from tessera.services.http.app import FewAtOnce, LeaderApp, Route, json_answer, loading
+from tessera.services.http.app import FewAtOnce, LeaderApp, Route, json_answer
+from tessera.services.http.metrics import (
+    DISK,
+    LOADING,
+    LeaderFigures,
+    LeaderMetrics,
+    OperatorToken,
+)
+from tessera.services.http.presence import Presence
 from tessera.services.http.requests import RefusedRequest, RequestChecker
 from tessera.services.journal import JournalFailed, counted_reasons
 from tessera.services.logs import JsonLog
@@ -48,6 +59,8 @@ class GroupConductor:
         *,
         rounds: int | None,
         log: JsonLog,
+        clock: Callable[[], float] = time.monotonic,
+        metrics: LeaderMetrics | None = None,
     ) -> None:
         self.leader: GroupLeaderService | None = None
         self.finished: bool = False
@@ -59,12 +72,17 @@ class GroupConductor:
         self._load, self._deadlines, self._rounds, self._log = load, deadlines, rounds, log
         self._steps: GroupCommit | None = None
         self._stopping = asyncio.Event()
-        self._trouble = ""
+        self._trouble = ""  # why steps do not commit, until one does
+        self._recovery: asyncio.Task[None] | None = None
+        self.presence, self._clock = Presence(deadlines.poll, clock), clock
+        self._ended = clock()
+        self.metrics = metrics or LeaderMetrics()
 
     async def run(self) -> None:
         """Until `stop`. What the journal refuses when it is loaded is raised."""
         leader = await asyncio.to_thread(self._load)
         steps = GroupCommit([leader], self._deadlines.retry, self._log, fold=False)
+        steps.on_batch = self.metrics.committed
         self._log("loaded", round=leader.next_round, starts=leader.journal.starts)
         try:
             self._steps, self.leader = steps, leader
@@ -83,6 +101,7 @@ class GroupConductor:
     async def take(self, client: ClientId, data: bytes, *, last: bool) -> VisitAnswer | None:
         """What becomes of a message, once it is on disk; None if it cannot be."""
         steps, leader = self._steps, self.leader
+        self.presence.asked(client)
         if steps is None or leader is None or self._stopping.is_set():
             return None
 
@@ -92,12 +111,38 @@ class GroupConductor:
         try:
             answer, seen = await steps.run(change)
         except JournalFailed as error:  # nothing has happened
+            if not self._trouble:
+                self._log("trouble", reason=str(error))
             self._trouble = str(error)
             self.shown = {**self.shown, "trouble": self._trouble}
+            if self._recovery is None or self._recovery.done():
+                self._recovery = asyncio.create_task(self._recover(steps, leader))
             return None
-        self._trouble = ""
         self._after(seen)
         return answer
+
+    async def _recover(self, steps: GroupCommit, leader: GroupLeaderService) -> None:
+        """Until a step comes to disk."""
+        while self._trouble and not self._stopping.is_set():
+            await asyncio.sleep(self._deadlines.retry)
+            with contextlib.suppress(JournalFailed):
+                await steps.run(leader.journal.probe)
+                self._trouble = ""
+                self.shown = {**self.shown, "trouble": ""}
+                self._log("trouble is over")
+
+    def figures(self) -> LeaderFigures:
+        """What an operator sees of it now."""
+        leader = self.leader
+        if leader is None:
+            return LeaderFigures(shown=self.shown, trouble={LOADING: "the journal is loading"})
+        there = len(self.presence.there)
+        return LeaderFigures(
+            shown=self.shown,
+            clients={"enrolled": len(leader.members), "there": there},
+            phase_seconds=self._clock() - self._ended,
+            trouble={DISK: self._trouble} if self._trouble else {},
+        )
 
     def _looked_at(self, leader: GroupLeaderService) -> LeaderStatus:
         """In the journal's thread: what is shown, and who has news."""
@@ -125,8 +170,12 @@ class GroupConductor:
 
     def _after(self, seen: LeaderStatus) -> None:
         if seen.outcome and seen.shown["round"] != self.shown.get("round"):
-            self._log("round ended", outcome=seen.outcome)
-        self.shown = seen.shown
+            event, now = json.loads(seen.outcome), self._clock()
+            first = self.shown.get("round") is None
+            self.metrics.round_ended(event, None if first else now - self._ended)
+            self._ended = now
+            self._log("round ended", outcome=json.dumps(self.metrics.charged(event)))
+        self.shown = {**seen.shown, "trouble": self._trouble}
         self.finished = self.shown["model"] is not None
         self.on_news(seen.news)
 
@@ -137,9 +186,15 @@ class GroupApp(LeaderApp):
     _conductor: GroupConductor
 
     def __init__(
-        self, conductor: GroupConductor, checker: RequestChecker, deadlines: ServicePlan
+        self,
+        conductor: GroupConductor,
+        checker: RequestChecker,
+        deadlines: ServicePlan,
+        *,
+        token: OperatorToken | None = None,
+        log: JsonLog | None = None,
     ) -> None:
-        super().__init__(conductor, checker, deadlines)
+        super().__init__(conductor, checker, deadlines, token=token, log=log)
         self._dismissed: set[Party] = set()
 
     @property
@@ -165,7 +220,7 @@ class GroupApp(LeaderApp):
         """Take the sender's message; a question is answered when something is due."""
         signed, _ = self.checked(request)
         if self._conductor.leader is None:
-            return loading()
+            return self.loading()
         peer, until = signed.sender, self.waits_until(request)
         assert not isinstance(peer, str)  # only clients take part
         body = await self.body(request, signed)
@@ -177,15 +232,14 @@ class GroupApp(LeaderApp):
             last = self.closing or time.monotonic() >= until
             answer = await self._conductor.take(peer, body, last=last)
             if answer is None:
-                return json_answer(
-                    {"error": "not stored, and so not taken"}, status=503, retry=True
-                )
+                return self.not_stored(peer)
             if answer.refused:
-                raise RefusedRequest(409, answer.refused)
+                raise RefusedRequest(409, answer.refused, sender=peer)
             if not answer.waits:
                 if not answer.message:
                     return Response(status_code=204)
                 limit = self._deadlines.request
+                self.metrics.transferred("out", len(answer.message))
                 return FewAtOnce(self._sending, limit, answer.message, {})
             await self.wait_for(peer, news, until)
         self._dismissed.add(peer)

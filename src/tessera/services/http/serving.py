@@ -30,6 +30,7 @@ from tessera.services.http.app import LOST, CohortApp, LeaderApp, create_app
 from tessera.services.http.conductor import Conductor
 from tessera.services.http.groups import GroupApp, GroupConductor
 from tessera.services.http.listener import Connections, ListeningSocket, full
+from tessera.services.http.metrics import LeaderMetrics, OperatorToken
 from tessera.services.http.requests import RequestChecker
 from tessera.services.keyring import Directory
 from tessera.services.logs import JsonLog
@@ -218,24 +219,29 @@ def lead(
     log: JsonLog,
     on_listening: Callable[[str], None],
     models: Path | None = None,
+    state: Path | None = None,
+    token: OperatorToken | None = None,
 ) -> int:
     """Serve until all rounds are done, or until SIGTERM; the exit status. `load` makes the leader.
 
-    What the journal refuses is raised here. `models` is a folder of exported models.
+    What the journal refuses is raised here. `state`: the folder whose disk has to have room;
+    `models`: a folder of exported models.
     """
     prepare_process()
     deadlines = bundle.plan.service
     constants.SSL_HANDSHAKE_TIMEOUT = deadlines.handshake
     connections = Connections(deadlines.connections)
+    metrics = LeaderMetrics(bundle.plan, state)
+    metrics.connections = connections
     checker = RequestChecker(directory, bundle.digest)
     conductor: Conductor | GroupConductor
     app: LeaderApp
     if bundle.plan.grouped:
-        conductor = GroupConductor(load, deadlines, rounds=rounds, log=log)
-        app = GroupApp(conductor, checker, deadlines)
+        conductor = GroupConductor(load, deadlines, rounds=rounds, log=log, metrics=metrics)
+        app = GroupApp(conductor, checker, deadlines, token=token, log=log)
     else:
-        conductor = Conductor(load, deadlines, rounds=rounds, log=log)
-        app = CohortApp(conductor, checker, deadlines)
+        conductor = Conductor(load, deadlines, rounds=rounds, log=log, metrics=metrics)
+        app = CohortApp(conductor, checker, deadlines, token=token, log=log)
     app.models = models
     server = http_server(
         create_app(app),

@@ -1,0 +1,123 @@
+"""A party's state as its operator may see it, without the process: for a client what it has spent,
+by its own ledger, and in which rounds its update counted."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+from tessera.errors import ConfigError
+from tessera.privacy.dp.events import ExactRelease, NoisySum
+from tessera.privacy.dp.guarantee import Guarantee, Unit
+from tessera.privacy.dp.ledger import Entry, Ledger
+from tessera.services.journal import NAME, state_of
+from tessera.services.journal_stores import COUNTED, event_of
+
+DELTA: Final = 1e-6
+"""At which the epsilon of noise is said."""
+MOST_ROUNDS: Final = 20
+"""That are listed, the latest ones."""
+
+
+def party_status(folder: Path) -> dict[str, Any]:
+    """As `state_of`; of clients with what each has spent."""
+    found = state_of(folder)
+    if "client" not in found["party"]:
+        return found
+    with closing(sqlite3.connect(f"file:{folder / NAME}?mode=ro", uri=True)) as database:
+        charges: dict[str, list[Entry]] = {}
+        for party, event, reason in database.execute(
+            "SELECT party, event, reason FROM charge ORDER BY party, number"
+        ):
+            charges.setdefault(party, []).append(Entry(event=event_of(event), reason=reason))
+        counted = {
+            party: json.loads(text)
+            for party, text in database.execute(
+                "SELECT party, value FROM fact WHERE name = ?", (COUNTED,)
+            )
+        }
+    return {
+        **found,
+        "clients": {
+            party: {**_rounds(counted.get(party, {})), **spent(charges.get(party, []))}
+            for party in sorted(charges.keys() | counted.keys(), key=_number)
+        },
+    }
+
+
+def _number(party: str) -> tuple[int, str]:
+    last = party.rpartition(" ")[2]
+    return (int(last) if last.isdecimal() else -1), party
+
+
+def _rounds(counted: dict[str, bool]) -> dict[str, Any]:
+    rounds = sorted(int(each) for each, is_in in counted.items() if is_in)
+    return {
+        "counted": len(rounds),
+        "not_counted": len(counted) - len(rounds),
+        "counted_rounds": rounds[-MOST_ROUNDS:],
+    }
+
+
+def spent(entries: Sequence[Entry]) -> dict[str, Any]:
+    """What these charges come to: each number with its unit, whom it is against, and conditions."""
+    events = [each.event for each in entries]
+    ledger, numbers = Ledger(entries=entries), []
+    if any(event.answers for event in events):
+        numbers.append(ledger.guarantee())
+    noisy = [event for event in events if isinstance(event, NoisySum)]
+    unknown = ""
+    for unit in sorted({event.unit for event in noisy}, key=lambda each: each.value):
+        seen = {observer for event in noisy if event.unit is unit for observer, _ in event.seen}
+        try:
+            each = [ledger.guarantee(unit=unit, against=by, delta=DELTA) for by in seen]
+        except (ConfigError, ModuleNotFoundError) as error:
+            unknown = str(error)
+            continue
+        numbers.append(max(each, key=lambda one: one.epsilon))
+    exact = dict.fromkeys(event.what for event in events if isinstance(event, ExactRelease))
+    return {
+        "charges": len(entries),
+        "spent": [_plain(each) for each in numbers],
+        "exact": list(exact),
+        **({"unknown": unknown} if unknown else {}),
+    }
+
+
+def _plain(found: Guarantee) -> dict[str, Any]:
+    return {
+        "epsilon": "inf" if math.isinf(found.epsilon) else found.epsilon,
+        "delta": found.delta,
+        "unit": Unit(found.unit).value,
+        "against": found.against.value,
+        "condition": found.condition,
+    }
+
+
+def client_lines(clients: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """The same in words, a line for each client."""
+    return {party: _in_words(each) for party, each in clients.items()}
+
+
+def _in_words(found: dict[str, Any]) -> str:
+    rounds = ", ".join(map(str, found["counted_rounds"]))
+    words = [f"counted in {found['counted']} rounds" + (f" ({rounds})" if rounds else "")]
+    if found["not_counted"]:
+        words.append(f"{found['not_counted']} did not count")
+    words.append(f"{found['charges']} charges")
+    for each in found["spent"]:
+        level = each["epsilon"]
+        number = level if isinstance(level, str) else f"{level:.3g}"
+        at = f" at delta {each['delta']:g}" if each["delta"] else ""
+        given = f", {each['condition']}" if each["condition"] else ""
+        words.append(f"epsilon {number} per {each['unit']}{at} against {each['against']}{given}")
+    if found["exact"]:
+        words.append("released exactly: " + ", ".join(found["exact"]))
+    if "unknown" in found:
+        words.append(f"no number for its noise: {found['unknown']}")
+    return "; ".join(words)
