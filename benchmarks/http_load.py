@@ -158,6 +158,7 @@ def serve_unit(folder: Path) -> None:
     keyring = Keyring.read(folder / "keys" / "leader", SERVER, bundle.digest)
     checker = RequestChecker(keyring.directory, bundle.digest)
     journal = Journal.open(folder / "unit", owner="unit", plan=bundle.digest)
+
     async def post(request: Request) -> Response:
         checker.check("POST", request.url.path, request.headers)
         body = await request.body()

@@ -331,6 +331,7 @@ def test_all_of_a_clients_state_is_given_or_stored() -> None:
     stored = {"periods", "ledger", "last_round", "secret", "agreement", "residual", "own_keys"} | {
         "rows",
         "broken",
+        "counted",
         "attendance",
     }
     assert {f.name for f in dataclasses.fields(LocalState)} == given_again | stored

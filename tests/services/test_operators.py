@@ -172,7 +172,7 @@ def test_under_noise_only_charged_figures_leave() -> None:
 def test_the_docs_have_every_alert_with_its_expression() -> None:
     page = DEPLOY.read_text(encoding="utf-8")
     for name, expression in alerts():
-        assert f"| `{name}` | `{expression}` |" in page, name
+        assert f"| {name} | `{expression}` |" in page, name
 
 
 def test_a_full_disk_is_trouble_until_it_is_over(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_request_is_its_signers_and_comes_once(desk: Desk, sender: Party) -> N
     desk.clock.now += WINDOW
     assert "sent before" in desk.refused(headers), "remembered as long as it is valid"
     desk.clock.now += 2 * WINDOW
-    assert "not now" in desk.refused(headers)
+    assert "s behind the leader's" in desk.refused(headers)
     desk.checker.check("POST", TARGET, desk.headers(sender))
     assert len(desk.checker._nonces) == 1, "and forgotten afterwards"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
@@ -48,6 +49,9 @@ def lab() -> Iterator[GroupLab]:
 
 class Door(GroupApp):
     """The application behind its signatures: whoever says who it is is believed."""
+
+    def waits_until(self, request: Any) -> float:
+        return time.monotonic() + self._deadlines.poll
 
     def checked(self, request: Any) -> tuple[SignedRequest, dict[str, str]]:
         sender, body = request

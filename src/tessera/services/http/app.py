@@ -440,7 +440,7 @@ class FewAtOnce(Response):
 
 def create_app(leader: LeaderApp) -> Starlette:
     """Routes, and nothing else: no pages that describe the service, since nobody but our own
-    parties and operators should talk to it (`docs/decisions/0019-starlette.md`)."""
+    parties and operators should talk to it (`docs/decisions/0020-starlette.md`)."""
 
     async def refused(_: Request, error: Exception) -> Response:
         assert isinstance(error, RefusedRequest)

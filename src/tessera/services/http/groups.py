@@ -105,7 +105,11 @@ class GroupConductor:
         if steps is None or leader is None or self._stopping.is_set():
             return None
 
+        tried = bool(self._trouble)
+
         def change() -> tuple[VisitAnswer, LeaderStatus]:
+            if tried:  # is it over? A step that has nothing to write would not know
+                leader.journal.probe()
             return leader.take(client, data, last=last), self._looked_at(leader)
 
         try:
@@ -118,8 +122,16 @@ class GroupConductor:
             if self._recovery is None or self._recovery.done():
                 self._recovery = asyncio.create_task(self._recover(steps, leader))
             return None
+        if tried:
+            self._over()
         self._after(seen)
         return answer
+
+    def _over(self) -> None:
+        if self._trouble:
+            self._log("trouble is over")
+        self._trouble = ""
+        self.shown = {**self.shown, "trouble": ""}
 
     async def _recover(self, steps: GroupCommit, leader: GroupLeaderService) -> None:
         """Until a step comes to disk."""
@@ -127,9 +139,7 @@ class GroupConductor:
             await asyncio.sleep(self._deadlines.retry)
             with contextlib.suppress(JournalFailed):
                 await steps.run(leader.journal.probe)
-                self._trouble = ""
-                self.shown = {**self.shown, "trouble": ""}
-                self._log("trouble is over")
+                self._over()
 
     def figures(self) -> LeaderFigures:
         """What an operator sees of it now."""

@@ -191,7 +191,6 @@ class LeaderMetrics(Collector):
         yield from gauge("journal_bytes", "On disk.", shown.get("disk"))
         yield from gauge("disk_free_bytes", "On the state's disk.", self.free_disk)
         yield from gauge("restarts", "Of the leader's process.", shown.get("restarts"))
-        yield from gauge("epsilon", "Of the account, after this round.", shown.get("epsilon"))
         if self.connections is not None:
             count = self.connections
             values = {"open": count.accepted, "served": count.established}
