@@ -27,6 +27,10 @@ def test_with_nobody_missing_nothing_waits_for_a_poll_or_a_deadline(
 
     async def rounds() -> None:
         made = OneLoop(plan(scheme, cohort=4), enrolled, tmp_path, rounds=4)
+        there: list[int] = []
+        made.conductor._log = lambda event, **facts: (  # type: ignore[assignment]
+            there.append(facts["there"]) if event == "round opened" else None
+        )
         made.start()
         if scheme == "two-server":
             made.help()
@@ -35,6 +39,7 @@ def test_with_nobody_missing_nothing_waits_for_a_poll_or_a_deadline(
             await made.until(lambda: made.conductor.finished)
             leader = made.conductor.leader
             assert leader is not None and leader.course.next_round == 4
+            assert there[-1] == enrolled, "who waits in a long poll counts when a round opens"
             for number in range(4):
                 assert '"RoundFinished"' in leader.outcome(RoundId(number))
         finally:
