@@ -305,6 +305,7 @@ def test_one_rounds_noise_has_its_room_in_the_ring() -> None:
         ({"more": "terms = 2"}, "terms = 2", "3 or 4"),
         ({"more": 'coefficients = "1, 2"'}, "rise or are negative", "optimised"),
         ({"more": 'coefficients = "-16777216, -8388608"'}, "rise or are negative", "optimised"),
+        ({"more": 'coefficients = "-8388608"'}, "1 coefficients with terms = 3", "give 2"),
         ({"more": 'coefficients = "-0.5"'}, "coefficients = '-0.5'", "over 2"),
         ({"scheme": "submodel"}, "opens the rows of its own clients", '"list"'),
     ],

@@ -301,6 +301,11 @@ class DPPlan:
                 )
             return
         check_inverse(self.inverse)
+        if self.coefficients and self.inverse.draws != self.terms:
+            raise ConfigError(
+                f"{self.inverse.draws - 1} coefficients with terms = {self.terms}",
+                hint=f"give {self.terms - 1} of them, or leave them out",
+            )
         if self.trust is Trust.SHARES:
             raise ConfigError(
                 'correlated with trust = "shares": a client that drops out, or is in one round and '
