@@ -123,7 +123,7 @@ class DPPlan:
     terms: int = 3
     """Rounds whose draws are in the noise of one, with `correlated`: 3 or 4.
 
-    4 has 2 to 6 % less noise in the model, and takes a third more time to draw.
+    4 has 1 to 6 % less noise in the model, and takes a third more time to draw.
     """
     coefficients: str = ""
     """By which earlier draws are mixed in, the latest first, over 2^24; "": optimised.
