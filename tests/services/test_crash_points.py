@@ -23,7 +23,7 @@ from services.service_lab import Lab
 from tessera.crypto.entropy import ScriptedEntropy, SystemEntropy
 from tessera.crypto.keys import identities
 from tessera.ids import Party, RoundId
-from tessera.plan import DPPlan, Trust, TwoServerPlan
+from tessera.plan import DPPlan, SimulationPlan, Trust, TwoServerPlan
 
 
 def noise(trust: str) -> DPPlan:
@@ -37,6 +37,8 @@ def correlated(trust: str) -> DPPlan:
     return replace(noise(trust), correlated=True, coefficients=terms, noise=20.0)
 
 
+SHORT: Final = SimulationPlan(rounds=3)
+"""A training with correlated noise is charged as a whole."""
 CASES: Final = {
     "submodel": plan("submodel", cohort=3),
     "secure-fedavg": plan("secure-fedavg", cohort=3),
@@ -59,8 +61,12 @@ CASES: Final = {
     "submodel, noise of each client": plan("submodel", cohort=3, dp=noise("local")),
     "secure-fedavg, noise in shares": plan("secure-fedavg", cohort=4, dp=noise("shares")),
     "two-server, noise of each server": plan("two-server", cohort=3, dp=noise("each")),
-    "secure-fedavg, correlated noise": plan("secure-fedavg", cohort=3, dp=correlated("server")),
-    "two-server, correlated noise": plan("two-server", cohort=3, dp=correlated("each")),
+    "secure-fedavg, correlated noise": plan(
+        "secure-fedavg", cohort=3, dp=correlated("server"), simulation=SHORT
+    ),
+    "two-server, correlated noise": plan(
+        "two-server", cohort=3, dp=correlated("each"), simulation=SHORT
+    ),
 }
 IN_MAKE_TEST: Final = 200
 """Points over all cases; each has the same number, drawn from a fixed seed."""
