@@ -219,6 +219,9 @@ def _maker(
     def prepared(found: ClientData) -> ClientData:
         return with_subjects(replace(task, data=found), bound, plan).data
 
+    if not keeps:
+        prepared(task.data)  # of everybody in a published set: refused before any client is made
+
     def make(journal: Journal, client: ClientId) -> tuple[MakeLocal, Train]:
         data, names = own_of(int(client))
         name = name_of(client)
