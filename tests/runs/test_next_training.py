@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from tessera import wire
+from tessera import tasks, wire
 from tessera.api import simulate
 from tessera.crypto.entropy import ScriptedEntropy
 from tessera.crypto.prg import Label
@@ -321,6 +321,12 @@ def test_the_penalty_on_rows_is_beside_the_sum_of_a_clients_losses(data):
     """L2 of .01 where losses are added up is .01 / examples where their mean is taken."""
     each = data.events.counts.mean()  # nobody has 50
     assert a_task(data).recommended.training.weight_decay == pytest.approx(0.01 / each, rel=0.05)
+
+
+def test_a_set_may_have_a_penalty_of_its_own(data):
+    of_set = tasks.known("sequences-amazon")
+    task = of_set.kind.make(data, title="", recommended=of_set.recommended, negatives=5)
+    assert task.recommended.training.weight_decay == 0.0011
 
 
 @pytest.mark.parametrize(

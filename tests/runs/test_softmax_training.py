@@ -166,6 +166,24 @@ def test_the_lag_model_of_words_trains_under_every_scheme(scheme, more, tmp_path
     assert (found.get_parameter("items.weight") - before).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("name", ["plays", "speakers-like"])
+def test_each_model_of_words_has_settings_of_its_own(name):
+    """Whichever is the default: a lag model takes one step, of Adam at the server."""
+    known = tasks.known(name)
+    data = tasks.load("speakers-like", speakers=8, words=120, spoken_each=60).data
+
+    def good(**model):
+        return known.kind.make(
+            data, title="", recommended=known.recommended, **known.fixed, **model
+        ).recommended
+
+    lags, bilinear = good(model="next"), good(model="log-bilinear")
+    assert lags.server.optimizer == "adam" and lags.training.batch == lags.training.examples
+    assert bilinear.server.optimizer == "plain" and bilinear.training.batch < 20
+    assert good() == known.recommended == (lags if name == "plays" else bilinear)
+    assert known.options["model"] == ("next" if name == "plays" else "log-bilinear")
+
+
 def test_models_of_words_that_are_unknown_are_refused():
     with pytest.raises(ConfigError, match="model = 'lags'"):
         tasks.load("speakers-like", model="lags")

@@ -201,13 +201,6 @@ def _task(
 
 
 WORD_MODELS: Final = ("log-bilinear", "next")
-LAGS: Final = Recommended(
-    training=LocalTraining(batch=500, examples=500, rate=1.0, decay=1.0),
-    server=ServerStep(
-        optimizer="adam", rate=0.01, dense_rate=0.003, epsilon=1e-6, schedule="linear"
-    ),
-)
-"""How a lag model of words is trained."""
 
 
 def word_task(
@@ -220,14 +213,16 @@ def word_task(
     hidden: int = 64,
     negatives: int = 200,
     top: int = 3,
+    by_model: Mapping[str, Recommended] | None = None,
 ) -> Task:
     """The next word, by a log-bilinear model with vectors of `width` columns, or by lags ("next").
 
     A client trains among its own words and `negatives` others; it is tested among all words.
+    `by_model` are settings for models that the `recommended` ones are not for.
     """
     if model not in WORD_MODELS:
         raise ConfigError(f"task: model = {model!r}", hint=f"one of {', '.join(WORD_MODELS)}")
-    words = data.sizes[WORD]
+    recommended, words = (by_model or {}).get(model, recommended), data.sizes[WORD]
     metric = RankMetric(rows=words, target=NEXT, sequence=CONTEXT, top=top)
     if model == "next":
         lags = {
@@ -245,7 +240,7 @@ def word_task(
             tables=Tables({ITEMS: Table(NEXT, CONTEXT), BIASES: Table(NEXT)}),
             loss=Softmax(ITEMS, BIASES, target=NEXT, negatives=negatives, kind=WORD),
             metric=metric,
-            recommended=replace(recommended, training=LAGS.training, server=LAGS.server),
+            recommended=recommended,
             architecture=lags,
         )
     architecture = {

@@ -408,7 +408,13 @@ def from_text(
         facts={"source": "own text", "speakers": f"{len(texts):,}"},
     )
     known = TASKS["speakers-like"]
-    return kinds.word_task(data, title=f"next word, {name}", recommended=known.recommended, **model)
+    return kinds.word_task(
+        data,
+        title=f"next word, {name}",
+        recommended=known.recommended,
+        **known.fixed,
+        **model,
+    )
 
 
 FACTORISED: Final = Recommended(
@@ -476,6 +482,16 @@ _SPOKEN: Final = Recommended(
     max_rows=3_000,
     cohort=50,
     rounds=80,
+)
+# A lag model takes one step a round: more rounds, of fewer clients.
+_LAGS: Final = replace(
+    _SPOKEN,
+    training=LocalTraining(batch=500, examples=500, rate=1.0, decay=1.0, weight_decay=3e-4),
+    server=ServerStep(
+        optimizer="adam", rate=0.02, dense_rate=0.005, epsilon=1e-6, schedule="linear"
+    ),
+    cohort=20,
+    rounds=400,
 )
 
 # The recommendations of Amazon, MovieLens 1M, TREC, MNIST, the plays and the synthetic shop were
@@ -595,7 +611,7 @@ TASKS: Final[Mapping[str, Known]] = {
         read=sequences_amazon,
         summary="Amazon electronics, likewise: which product is reviewed next.",
         title="Amazon electronics, the next product",
-        recommended=NEXT,
+        recommended=replace(NEXT, training=replace(NEXT.training, weight_decay=0.0011)),
         kind=SEQUENCES,
     ),
     "sequences-lastfm": Known(
@@ -609,8 +625,9 @@ TASKS: Final[Mapping[str, Known]] = {
         read=plays,
         summary="Plays, a role is a client; which word comes next, by a softmax over all words.",
         title="next word in plays, {data.clients:,} speakers, {data.sizes[word]:,} words",
-        recommended=_SPOKEN,
-        kind=kinds.WORDS,
+        recommended=_LAGS,
+        kind=replace(kinds.WORDS, make=partial(kinds.word_task, model="next", negatives=1_000)),
+        fixed={"by_model": {"log-bilinear": _SPOKEN}},
     ),
     "speakers-like": Known(
         read=speakers_like,
@@ -623,6 +640,7 @@ TASKS: Final[Mapping[str, Known]] = {
             max_rows=1_000,
         ),
         kind=kinds.WORDS,
+        fixed={"by_model": {"next": replace(_LAGS, max_rows=1_000, rounds=80)}},
     ),
     "trec": Known(
         read=trec,

@@ -206,7 +206,10 @@ def _penalised(recommended: Recommended, data: SequenceData) -> Recommended:
     """With L2 on the rows of a step, where a step adds up the losses of its examples.
 
     Here it takes their mean: hence the number of examples that a client trains on, on average.
+    A set of its own may have another one.
     """
+    if recommended.training.weight_decay:
+        return recommended
     counts = data.events.counts
     if not counts.any():  # of nobody: a catalogue
         counts = np.array([recommended.training.examples])
