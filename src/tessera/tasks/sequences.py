@@ -358,8 +358,8 @@ SEQUENCES: Final = TaskKind(
     ),
     _EXPLAINED,
 )
-SETS: Final = replace(SEQUENCES, make=partial(sequence_task, any_order=True))
-"""Of data whose order is a public draw."""
+SETS: Final = replace(SEQUENCES, make=partial(sequence_task, any_order=True, negatives=600))
+"""Of data whose order is a public draw; negatives by Last.fm's validation part."""
 
 
 def is_about_next(kind: TaskKind) -> bool:
