@@ -488,10 +488,10 @@ _LAGS: Final = replace(
     _SPOKEN,
     training=LocalTraining(batch=500, examples=500, rate=1.0, decay=1.0, weight_decay=3e-4),
     server=ServerStep(
-        optimizer="adam", rate=0.02, dense_rate=0.005, epsilon=1e-6, schedule="linear"
+        optimizer="adam", rate=0.015, dense_rate=0.004, epsilon=1e-6, schedule="linear"
     ),
-    cohort=20,
-    rounds=400,
+    cohort=10,
+    rounds=1_000,
 )
 
 
@@ -646,7 +646,7 @@ TASKS: Final[Mapping[str, Known]] = {
             max_rows=1_000,
         ),
         kind=kinds.WORDS,
-        fixed={"by_model": {"next": replace(_LAGS, max_rows=1_000, rounds=80)}},
+        fixed={"by_model": {"next": replace(_LAGS, max_rows=1_000, cohort=20, rounds=80)}},
     ),
     "trec": Known(
         read=trec,
