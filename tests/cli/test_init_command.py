@@ -197,6 +197,7 @@ def test_an_epsilon_writes_the_plan_that_is_expected_to_learn_most():
     """Of a made-up rating task: by a schedule where not everybody can be in one round."""
     from tessera.cli.init_noise import best_plan, candidates
     from tessera.plan import Trust
+    from tessera.plan.places import PACE
     from tessera.tasks.known import known
 
     task = raters.task(factors=0, mask="linear", refit=True)
@@ -207,7 +208,8 @@ def test_an_epsilon_writes_the_plan_that_is_expected_to_learn_most():
     assert all(plan.cohorts.scheduled for plan in few)
     for plan in few:  # every round of a pass has nearly as many clients as the others
         passes = -(-clients // plan.cohort)
-        assert plan.simulation.rounds % passes == 0 and passes * plan.cohort - clients < passes
+        assert plan.simulation.rounds == passes and passes * plan.cohort - clients < passes
+        assert plan.server is not None and plan.server.rate == round(PACE / passes, 4)
     assert any(plan.dp.correlated for plan in few)
     assert not any(plan.dp.correlated for plan in few if plan.dp.trust is Trust.SHARES)
     everybody = list(candidates(task, private, 3.0, "fedavg", clients))

@@ -16,7 +16,7 @@ from tessera.learning.training.settings import LocalTraining
 from tessera.plan import DPPlan, UnionPlan, UpdatePlan
 from tessera.plan.defaults import DEFAULTS, Filled, filled_in, with_defaults
 from tessera.plan.dp import SETUP_SHARE
-from tessera.plan.places import most_by_seed
+from tessera.plan.places import PACE, most_by_seed
 from tessera.tasks import Recommended, Task
 from tessera.tasks.task import PrivateSettings
 
@@ -130,6 +130,19 @@ def test_a_schedule_is_a_pass_over_the_clients_of_the_task():
         assert found["cohorts.rounds_per_client"].value == -(-rounds // apart)
     said = replace(plan, cohorts={"drawn": "schedule", "separation": 2, "rounds_per_client": 3})
     assert not {"cohorts.separation", "cohorts.rounds_per_client"} & given(said, task()).keys()
+
+
+def test_a_round_of_a_schedule_under_noise_is_its_part_of_a_step():
+    """A whole step in every round follows each cohort too far, and ends worse than no training."""
+    everybody, noisy = task(private=PRIVATE), replace(USER, trust="server")
+    plan = Plan(scheme="fedavg", cohort=2, dp=noisy, cohorts={"drawn": "schedule"})
+    rounds = -(-everybody.data.clients // 2)
+    assert rounds > 1
+    assert given(plan, everybody)["server"].value.rate == round(0.3 * PACE / rounds, 4)
+    seeded = replace(plan, cohorts={"drawn": "seed"})
+    assert given(seeded, everybody)["server"].value.rate == 0.3
+    alone = replace(plan, cohort=everybody.data.clients)
+    assert given(alone, everybody)["server"].value.rate == 0.3  # one round is the whole step
 
 
 def test_noise_for_a_budget_is_for_the_most_rounds_that_the_seed_gives_anybody():

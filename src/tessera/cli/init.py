@@ -413,7 +413,10 @@ def init(
         filled |= private.options
         if choice is not None:
             private = replace(
-                private, cohort=choice.plan.cohort, rounds=choice.plan.simulation.rounds
+                private,
+                cohort=choice.plan.cohort,
+                rounds=choice.plan.simulation.rounds,
+                server=choice.plan.server or private.server,
             )
         everybody = None if private.cohort else clients_of(task, {**found.options, **filled})
         found = replace(

@@ -14,7 +14,7 @@ from typing import Final
 from tessera.cli.utility import utility_of
 from tessera.errors import ConfigError
 from tessera.plan import CohortsPlan, DPPlan, NoisyRows, Plan, TaskPlan, Trust
-from tessera.plan.places import rounds_of_a_pass
+from tessera.plan.places import in_a_pass, rounds_of_a_pass
 from tessera.plan.sections import DrawnBy
 from tessera.privacy.dp.guarantee import Unit
 from tessera.report.numbers import plural
@@ -28,7 +28,7 @@ from tessera.tasks.task import PrivateSettings
 
 DELTA: Final = 1e-5
 ROUNDS: Final = (1, 2, 3, 5)
-"""That everybody may be in; with a schedule so many passes, but for the last."""
+"""That everybody may be in; with a schedule it is one pass, which is what was measured."""
 
 
 def trust_of(entry: SchemeEntry) -> Trust | None:
@@ -124,9 +124,9 @@ def candidates(
             continue
         once = rounds_of_a_pass(clients, at_once)
         base = replace(base, cohort=-(-clients // once))  # rounds of a pass are equally full
-        for passes in ROUNDS[:-1]:
-            places = CohortsPlan(drawn=DrawnBy.SCHEDULE)
-            plan = replace(base, cohorts=places).with_simulation(rounds=passes * once)
-            yield plan
-            if dp.trust in (Trust.SERVER, Trust.EACH):
-                yield replace(plan, dp=replace(dp, correlated=True))
+        step = in_a_pass(private.server, clients, base.cohort)
+        places = CohortsPlan(drawn=DrawnBy.SCHEDULE)
+        plan = replace(base, cohorts=places, server=step).with_simulation(rounds=once)
+        yield plan
+        if dp.trust in (Trust.SERVER, Trust.EACH):
+            yield replace(plan, dp=replace(dp, correlated=True))

@@ -29,7 +29,7 @@ from tessera.learning.softmax import Softmax
 from tessera.learning.training.row_cut import aimed_at
 from tessera.learning.training.settings import LocalTraining
 from tessera.plan.dp import SETUP_SHARE, DPPlan, NoisyRows, trained_with
-from tessera.plan.places import most_by_seed, rounds_of_a_pass
+from tessera.plan.places import in_a_pass, most_by_seed, rounds_of_a_pass
 from tessera.plan.plan import Plan
 from tessera.plan.scheme import Scheme
 from tessera.plan.sections import (
@@ -98,7 +98,10 @@ class TaskFacts:
         dp, private = self.plan.dp, self.good.private
         if dp is None or dp.by_examples or private is None:
             return None
-        return self._settings(private.training, private.server, 0.0)
+        step = private.server
+        if self.plan.cohorts.scheduled:
+            step = in_a_pass(step, self.clients, self.plan.cohort)
+        return self._settings(private.training, step, 0.0)
 
     @property
     def recommended(self) -> Settings:
