@@ -29,7 +29,9 @@ from tessera.ids import SERVER, ClientId, TableId
 from tessera.plan import Plan
 from tessera.privacy.index.period import AnotherGroup, FrozenPeriod, MemoryPeriods, freeze
 from tessera.rounds.noise import noise_of
+from tessera.services.account_store import default_home
 from tessera.services.bundle import pack_synthetic, pack_task
+from tessera.services.charged_trainings import OwnBudget
 from tessera.services.deployment import Account, open_clients, open_leader, synthetic_maker
 from tessera.services.journal import Moment
 from tessera.services.keyring import Keyring, folder_of, make_keys
@@ -38,7 +40,6 @@ from tessera.services.offered_rows import (
     ExactSum,
     OfferedRows,
     OneGroup,
-    default_home,
 )
 from tessera.services.task_clients import task_maker
 
@@ -87,6 +88,8 @@ class Deployed(Visits, Lab):
     all else.
     """
 
+    text = PLAN
+
     def __init__(
         self,
         folder: Path,
@@ -98,8 +101,10 @@ class Deployed(Visits, Lab):
         item: str = "item",
         privacy: str = 'level = "groups"\n[groups]\nsize = 4\nsmall = true',
         accepted: bool = False,
+        budget: OwnBudget | None = None,
     ) -> None:
-        text = PLAN.format(federation=federation, seed=seed, path=data, item=item, privacy=privacy)
+        names = {"federation": federation, "path": data, "item": item, "privacy": privacy}
+        text = self.text.format(seed=seed, **names)
         self.folder, self.data, self.accepted = folder, data, accepted
         folder.mkdir(exist_ok=True)
         self.bundle = pack_task(Plan.parse(text), None)
@@ -130,7 +135,7 @@ class Deployed(Visits, Lab):
             folder / "clients",
             entropy,
             task_maker(self.bundle, None, entropy),
-            Account(accepts_identification=accepted),
+            Account(accepts_identification=accepted, budget=budget),
         )
         for client, service in zip(self.cohort, services, strict=True):
             self.parties[client] = service

@@ -26,7 +26,9 @@ from tessera.privacy.index.bound import ON_THE_OPERATORS_WORD
 from tessera.privacy.index.groups import CORRUPT_SHARES, DrawnGroups
 from tessera.protocols.membership.draw import void_before
 from tessera.protocols.membership.proof import LEAST_GROUPS
+from tessera.services.account_store import default_home
 from tessera.services.bundle import Bundle, pack_synthetic, pack_task
+from tessera.services.charged_trainings import DELTA, OwnBudget
 from tessera.services.code import imported
 from tessera.services.deployment import (
     Account,
@@ -417,9 +419,20 @@ def join(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Where this user account records which rows were offered to which group, for all "
-            "federations (default: $XDG_STATE_HOME/tessera).",
+            help="Where this user account records which rows were offered to which group and what "
+            "trainings cost, for all federations (default: $XDG_STATE_HOME/tessera).",
         ),
+    ] = None,
+    budget_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            metavar="E",
+            help="The most that this person spends on all trainings of the account together; one "
+            "that would pass it is refused before anything is sent.",
+        ),
+    ] = None,
+    budget_delta: Annotated[
+        float | None, typer.Option(metavar="D", help=f"At this delta (default: {DELTA:g}).")
     ] = None,
     accept_identification: Annotated[
         bool,
@@ -464,7 +477,7 @@ def join(
         Path(state),
         entropy,
         maker(packed, data, entropy, interactions, as_of, task, several=clients is not None),
-        Account(home, accept_identification),
+        Account(home, accept_identification, own_budget(budget_epsilon, budget_delta)),
     )
     for member in services:
         if isinstance(member, GroupClientService):
@@ -527,6 +540,13 @@ def maker(
     )
 
 
+def own_budget(epsilon: float | None, delta: float | None) -> OwnBudget | None:
+    """A client's own, over all trainings of its account."""
+    if epsilon is None and delta is not None:
+        raise ConfigError("--budget-delta without a budget", hint="--budget-epsilon 3")
+    return None if epsilon is None else OwnBudget(epsilon, DELTA if delta is None else delta)
+
+
 def several(text: str) -> list[ClientId]:
     """`0-999`, both included."""
     first, dash, last = text.partition("-")
@@ -550,12 +570,19 @@ def status(
             help=f"The operator's token at a leader's address: {TOKEN} in its folder of state.",
         ),
     ] = None,
+    home: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A client's: what `tessera join --home` names."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Of a leader: round, phase, who is missing, deadline, last rounds, trouble, disk. Of a client:
-    what it has spent, and which rounds counted."""
+    what it has spent, here and on all trainings of its account, and which rounds counted."""
     remote = where.startswith(("http://", "https://"))
-    found = status_of(where, ca, token_file) if remote else party_status(Path(where))
+    if remote:
+        found = status_of(where, ca, token_file)
+    else:
+        found = party_status(Path(where), home or default_home())
     if as_json:
         typer.echo(json.dumps(found))
         return

@@ -20,8 +20,8 @@ from tessera.report.terminal import Page
 from tessera.rounds.events import NOT_CHARGED, is_charged, marked
 from tessera.runs.folder import RunFolder
 from tessera.runs.recommend import Item, Recommendations, recommendations
+from tessera.services.account_store import default_home
 from tessera.services.bundle import Bundle
-from tessera.services.offered_rows import default_home
 from tessera.services.packing import sources, task_function
 
 WIDE = 118

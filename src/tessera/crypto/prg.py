@@ -181,6 +181,7 @@ class Label(StrEnum):
     DIRECTORY = "tessera directory"  # signed: everybody's public keys
     REQUEST = "tessera request"  # signed: a request to the leader
     OFFERED_ROW = "tessera offered row"  # an account's key -> a row of its data, an id of a group
+    CHARGED_TRAINING = "tessera charged training"  # an account's key -> a person, a training
     MEASUREMENT = "plan"  # entropy -> keys with which `tessera plan` measures this machine
 
     # Below and above the protocols

@@ -33,7 +33,7 @@ from tessera.privacy.dp.events import (
     NoisySum,
 )
 from tessera.privacy.dp.guarantee import Guarantee
-from tessera.privacy.dp.ledger import Ledger, Limit
+from tessera.privacy.dp.ledger import Entry, Ledger, Limit
 from tessera.privacy.dp.noise_setting import (
     NoiseSetting,
 )
@@ -135,6 +135,15 @@ class Noise:
     @property
     def limits(self) -> tuple[Limit, ...]:
         """The plan's budget against everybody from whom its noise protects."""
+        return ()
+
+    def own_limits(self, *, epsilon: float, delta: float) -> tuple[Limit, ...]:
+        """A client's own budget likewise; none where there is no noise that could keep one."""
+        return ()
+
+    @property
+    def foreseen(self) -> tuple[Entry, ...]:
+        """All that a training can cost one client, where noise keeps that finite."""
         return ()
 
     @property

@@ -32,7 +32,7 @@ from tessera.privacy.dp.events import (
     NoisySum,
 )
 from tessera.privacy.dp.guarantee import Guarantee, Observer, Unit
-from tessera.privacy.dp.ledger import Ledger, Limit
+from tessera.privacy.dp.ledger import Entry, Ledger, Limit
 from tessera.privacy.dp.noise_setting import (
     MARKS_MOVE,
     Coins,
@@ -333,6 +333,16 @@ class AddedNoise(Noise):
     @cached_property
     def limits(self) -> tuple[Limit, ...]:
         return self.setting.limits(epsilon=self.dp.epsilon, delta=self.dp.delta)
+
+    def own_limits(self, *, epsilon: float, delta: float) -> tuple[Limit, ...]:
+        return tuple(
+            Limit(epsilon=epsilon, delta=delta, unit=self.dp.unit, against=observer)
+            for observer in self.setting.protected()
+        )
+
+    @cached_property
+    def foreseen(self) -> tuple[Entry, ...]:
+        return self.setting.ledger(self.plan.simulation.rounds).entries
 
     def bare(self, *released: str) -> tuple[str, ...]:
         return ()

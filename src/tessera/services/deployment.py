@@ -29,18 +29,20 @@ from tessera.rounds.cohorts import cohorts_of
 from tessera.rounds.noise import noise_of
 from tessera.rounds.party import HelperKeys, HelperParty, LocalState, ServerParty
 from tessera.runs.folder import write_owner_only
+from tessera.services.account_store import default_home
 from tessera.services.bundle import Bundle
+from tessera.services.charged_trainings import AccountLedger, ChargedTrainings, OwnBudget
 from tessera.services.client import ClientService, MakeLocal, Train, TrainingResult
 from tessera.services.group_client import GroupClientService
 from tessera.services.group_leader import GroupLeaderService
 from tessera.services.helper import HelperService
 from tessera.services.journal import Journal, explained
-from tessera.services.journal_stores import ATTENDANCE, attendance_text
+from tessera.services.journal_stores import ATTENDANCE, attendance_text, ledger_id
 from tessera.services.keyring import REGISTERED, Keyring
 from tessera.services.leader import LeaderService
 from tessera.services.link import name_of
 from tessera.services.membership import groups_of, join_group, joined_group
-from tessera.services.offered_rows import OfferedRows, OneGroup, default_home
+from tessera.services.offered_rows import OfferedRows, OneGroup
 from tessera.simulation import population
 
 ClientMaker = Callable[[Journal, ClientId], tuple[MakeLocal, Train]]
@@ -134,7 +136,8 @@ def open_clients(
 ) -> list[ClientService | GroupClientService]:
     """These clients over one journal.
 
-    Rows of theirs that have met another group in this `account` are refused (`AnotherGroup`).
+    Rows of theirs that have met another group in this `account` are refused (`AnotherGroup`); so is
+    a training that its own budget does not cover beside all others (`BudgetExceeded`).
     """
     plan = bundle.plan
     owner = ", ".join(name_of(keyring.party) for keyring in keyrings)
@@ -151,9 +154,10 @@ def open_clients(
                 own = make(journal, keyring.party)
                 _register(journal, keyring, plan)
                 place = None if schedule is None else schedule.place_of(keyring.party)
-                services.append(
-                    _client(journal, plan, keyring, own, entropy, account or Account(), place)
-                )
+                service = _client(journal, plan, keyring, own, entropy, account or Account(), place)
+                if isinstance(service.local.ledger, AccountLedger):
+                    service.local.ledger.must_afford(noise_of(plan).foreseen)
+                services.append(service)
     except BaseException:
         journal.close()
         raise
@@ -184,7 +188,7 @@ def _client(
             me,
             group=found,
             key=keyring.signing,
-            local=_agreed(plan, me, keys, account, local, members),
+            local=_agreed(journal, plan, me, keys, account, local, members),
             train=train,
             entropy=entropy,
         )
@@ -192,7 +196,7 @@ def _client(
         journal,
         plan,
         me,
-        local=_agreed(plan, me, keyring.directory.clients, account, local, place=place),
+        local=_agreed(journal, plan, me, keyring.directory.clients, account, local, place=place),
         train=train,
         entropy=entropy,
         identity=keyring.identity,
@@ -218,16 +222,38 @@ def _register(journal: Journal, keyring: Keyring, plan: Plan) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Where a user account keeps what it has offered, and whether it accepts the price of more."""
+    """Where a user account keeps what it has offered and spent, whether it accepts the price of
+    more, and the most that it spends on all trainings together."""
 
     home: Path | None = None
     accepts_identification: bool = False
+    budget: OwnBudget | None = None
 
-    def store(self) -> OfferedRows:
-        return OfferedRows(self.home or default_home())
+    @property
+    def folder(self) -> Path:
+        return self.home or default_home()
+
+    def ledger(
+        self, journal: Journal, plan: Plan, client: ClientId, person: str, before: Ledger
+    ) -> Ledger:
+        """A client's ledger of a plan with noise, which is charged in this account as well."""
+        noise, budget, store = noise_of(plan), self.budget, ChargedTrainings(self.folder)
+        training = store.training(
+            plan.federation, ledger_id(journal, name_of(client)), person, noise.bounds
+        )
+        limits = budget and noise.own_limits(epsilon=budget.epsilon, delta=budget.delta)
+        return AccountLedger(store, training, limits=limits or (), entries=before.entries)
+
+
+def _budget_flaw(plan: Plan, local: LocalState) -> str:
+    """Why a client's own budget cannot be kept here; "" if it can."""
+    if not noise_of(plan).foreseen:
+        return "this training adds no noise, and no epsilon covers it"
+    return "" if local.names is not None else "its data are made up, and nobody's budget"
 
 
 def _agreed(
+    journal: Journal,
     plan: Plan,
     client: ClientId,
     keys: Mapping[ClientId, bytes],
@@ -237,8 +263,8 @@ def _agreed(
     place: Place | None = None,
 ) -> MakeLocal:
     """What a client keeps to: as many rounds of a period as it can insist on, its place in the
-    schedule; and, where it has data of its own, one group for each row, whatever that is called
-    there."""
+    schedule; and, where it has data of its own, one group for each row and one account of all
+    trainings, whatever they are called there."""
 
     def made(periods: PeriodStore, ledger: Ledger) -> LocalState:
         local = make(periods, ledger)
@@ -246,10 +272,17 @@ def _agreed(
         if not members:
             drawn = cohorts_of(plan).least_rounds(len(keys))
             local.own_rounds = plan.privacy.own_rounds_of(local.own_rounds, drawn)
+        if account.budget is not None and (flaw := _budget_flaw(plan, local)):
+            raise ConfigError(
+                f"client {client}: a budget of its own, and {flaw}",
+                hint="leave out --budget-epsilon to take part nevertheless",
+            )
+        if local.names is not None and noise_of(plan).foreseen:
+            local.ledger = account.ledger(journal, plan, client, local.names.person, ledger)
         if local.names is not None:
             one_group = OneGroup(
                 periods,
-                account.store(),
+                OfferedRows(account.folder),
                 plan,
                 client,
                 local.names,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
@@ -130,6 +131,8 @@ def _value(plain: Any) -> Any:
 
 LAST_ROUND: Final = "last round"
 SECRET: Final = "secret"
+LEDGER: Final = "ledger"
+"""What the account's store calls the charges of a client in this journal."""
 EXAMPLES: Final = "examples of the period"
 CUTOFF: Final = "cut-off of the period"
 AGREEMENT: Final = "agreement"
@@ -351,6 +354,16 @@ def own_secret(
     with journal.step():
         journal.set_fact(party, SECRET, fresh.reveal())
     return fresh
+
+
+def ledger_id(journal: Journal, party: str) -> bytes:
+    """By which a client's charges in this journal are told from those in any other, for good."""
+    stored = journal.fact(party, LEDGER)
+    if stored is None:
+        stored = os.urandom(16)
+        with journal.step():
+            journal.set_fact(party, LEDGER, stored)
+    return stored
 
 
 def charges(journal: Journal, party: str) -> list[Entry]:

@@ -17,13 +17,13 @@ from tessera.crypto.entropy import Entropy, ScriptedEntropy, SystemEntropy
 from tessera.errors import ConfigError
 from tessera.ids import ClientId
 from tessera.services.bundle import Bundle
+from tessera.services.charged_trainings import OwnBudget
 from tessera.services.deployment import Account, open_clients
 from tessera.services.group_client import GroupClientService
 from tessera.services.http import is_loopback
 from tessera.services.http.dialer import visit_once
 from tessera.services.keyring import CA, Keyring
 from tessera.services.logs import JsonLog
-from tessera.services.offered_rows import default_home
 from tessera.services.packing import moment_of, task_function
 
 
@@ -50,17 +50,20 @@ class DeployedClient:
         client: int | None = None,
         home: Path | str | None = None,
         task: str | None = None,
+        budget: tuple[float, float] | None = None,
         insecure_test_entropy: str | None = None,
     ) -> None:
         """`keys` is its folder of keys, whose name has its number (`client-3`) if `client` does not
-        say; `task` the code that it agrees to run, where the bundle names some."""
+        say; `task` the code that it agrees to run, where the bundle names some; `budget` the most
+        that it spends on all trainings of its account, as (epsilon, delta)."""
         self._bundle = Bundle.read(Path(bundle))
         self._keys, self._state, self._leader = Path(keys), Path(state), leader
         number = Path(keys).name.removeprefix("client-") if client is None else str(client)
         if not number.isdecimal():
             raise ConfigError(f"{keys}: which client is it?", hint="client=3")
         self.client = ClientId(int(number))
-        self._home = None if home is None else Path(home)
+        own = None if budget is None else OwnBudget(*budget)
+        self._account = Account(None if home is None else Path(home), budget=own)
         self._make = task_function(self._bundle, task)
         self._entropy: Entropy = SystemEntropy()
         if insecure_test_entropy is not None:
@@ -83,7 +86,7 @@ class DeployedClient:
             bundle, self._make, lambda _: OwnSource(source=source, as_of=moment), self._entropy
         )
         (service,) = open_clients(
-            bundle, [keyring], self._state, self._entropy, make, Account(self._home)
+            bundle, [keyring], self._state, self._entropy, make, self._account
         )
         with service.journal:
             log = JsonLog("", quiet=True)
@@ -97,7 +100,7 @@ class DeployedClient:
         """The best items that are not among its own, from the leader's exported model."""
         from tessera.services.recommending import fetched, recommended
 
-        cache = (self._home or default_home()) / "models"
+        cache = self._account.folder / "models"
         model = fetched(self._leader, self._bundle, cache, self._keys / CA)
         source = Path(interactions) if isinstance(interactions, str) else interactions
         state = self._state if (self._state / "journal.sqlite").exists() else None

@@ -19,13 +19,10 @@ data, and data that were renamed (docs/threat-model.md).
 from __future__ import annotations
 
 import hashlib
-import os
 import sqlite3
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -33,22 +30,17 @@ import numpy as np
 from tessera.crypto.prg import Label
 from tessera.crypto.secret import encode_context
 from tessera.data.row_names import OwnNames
-from tessera.errors import ConfigError
 from tessera.ids import ClientId
 from tessera.learning.tables.submodel import Ids
 from tessera.plan import Plan
 from tessera.privacy.index.period import AnotherGroup, FrozenPeriod, PeriodStore
 from tessera.rounds.noise import noise_of
-from tessera.services.journal import explained
+from tessera.services.account_store import AccountStore
 
 NAME: Final = "offered-rows.sqlite"
-SCHEMA_VERSION: Final = 1
-WAIT: Final = 60.0
-"""Seconds for which a process waits for another one of the account."""
 AT_ONCE: Final = 500
 
 SCHEMA: Final = (
-    "CREATE TABLE account (schema_version INTEGER NOT NULL, key BLOB NOT NULL)",
     # a sum: over a fixed group, or over whoever a federation has in a round
     """CREATE TABLE release (
         id INTEGER PRIMARY KEY, name TEXT NOT NULL, federation BLOB NOT NULL, members BLOB NOT NULL,
@@ -60,12 +52,6 @@ SCHEMA: Final = (
         data BLOB NOT NULL, naming BLOB NOT NULL, release INTEGER NOT NULL,
         PRIMARY KEY (data, naming, release)) WITHOUT ROWID""",
 )
-
-
-def default_home() -> Path:
-    """Where a user account keeps it: $XDG_STATE_HOME/tessera, or ~/.local/state/tessera."""
-    named = Path(os.environ.get("XDG_STATE_HOME", ""))
-    return (named if named.is_absolute() else Path.home() / ".local" / "state") / "tessera"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,33 +74,11 @@ class HashedRows:
     naming: bytes
 
 
-class OfferedRows:
-    """The store of one user account; several processes of it may use it at the same time."""
+class OfferedRows(AccountStore):
+    """The store of one user account."""
 
-    def __init__(self, home: Path) -> None:
-        """The store in this folder, or a new one with a key of its own."""
-        self.path = home / NAME
-        try:
-            home.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # before SQLite
-        except OSError as error:
-            raise ConfigError(
-                f"{self.path}: {error.strerror}: the rows that this account has offered are there",
-                hint="--home DIR keeps them elsewhere; always name the same one",
-            ) from error
-        with self._transaction() as database:
-            self._key = _attach(self.path, database)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """On disk when it ends; no other process of the account writes meanwhile."""
-        with explained(self.path, "open"):
-            database = sqlite3.connect(self.path, isolation_level=None, timeout=WAIT)
-        with closing(database), explained(self.path, "write"):
-            database.execute("PRAGMA synchronous = FULL")
-            database.execute("BEGIN IMMEDIATE")
-            yield database  # what is not committed is rolled back
-            database.execute("COMMIT")
+    name, schema_version, schema = NAME, 1, SCHEMA
+    holds = "the rows that this account has offered"
 
     # --- what is stored -------------------------------------------------------------------------
 
@@ -350,24 +314,3 @@ def _before(
             release = ExactSum(name, bytes(federation), bytes(members), bool(fixed))
             found[bytes(one)].append(release)
     return found
-
-
-def _attach(path: Path, database: sqlite3.Connection) -> bytes:
-    """The store's key, drawn when it is made."""
-    names = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
-    if not names:
-        for statement in SCHEMA:
-            database.execute(statement)
-        database.execute("INSERT INTO account VALUES (?, ?)", (SCHEMA_VERSION, os.urandom(32)))
-    elif "account" not in names:
-        raise ConfigError(
-            f"{path}: this is a database of something else; it was not changed",
-            hint="--home DIR names another folder",
-        )
-    version, key = database.execute("SELECT schema_version, key FROM account").fetchone()
-    if version != SCHEMA_VERSION:
-        raise ConfigError(
-            f"{path}: schema version {version}, this tessera reads {SCHEMA_VERSION}",
-            hint="use the tessera that wrote it",
-        )
-    return bytes(key)

@@ -1,12 +1,11 @@
 """A party's state as its operator may see it, without the process: for a client what it has spent,
-by its own ledger, and in which rounds its update counted."""
+by its own ledger and over all trainings of its account, and in which rounds its update counted."""
 
 from __future__ import annotations
 
 import json
 import math
 import sqlite3
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
@@ -15,17 +14,19 @@ from tessera.errors import ConfigError
 from tessera.privacy.dp.events import ExactRelease, NoisySum
 from tessera.privacy.dp.guarantee import Guarantee, Unit
 from tessera.privacy.dp.ledger import Entry, Ledger
+from tessera.privacy.dp.mechanism import NoAccount
+from tessera.services import charged_trainings
+from tessera.services.charged_trainings import DELTA, ChargedTrainings, composed
 from tessera.services.journal import NAME, state_of
-from tessera.services.journal_stores import COUNTED, event_of
+from tessera.services.journal_stores import COUNTED, LEDGER, event_of
 
-DELTA: Final = 1e-6
-"""At which the epsilon of noise is said."""
 MOST_ROUNDS: Final = 20
 """That are listed, the latest ones."""
 
 
-def party_status(folder: Path) -> dict[str, Any]:
-    """As `state_of`; of clients with what each has spent."""
+def party_status(folder: Path, home: Path) -> dict[str, Any]:
+    """As `state_of`; of clients with what each has spent, here and over all trainings of the user
+    account that keeps them in `home`."""
     found = state_of(folder)
     if "client" not in found["party"]:
         return found
@@ -41,13 +42,29 @@ def party_status(folder: Path) -> dict[str, Any]:
                 "SELECT party, value FROM fact WHERE name = ?", (COUNTED,)
             )
         }
+        ledgers = dict(
+            database.execute("SELECT party, value FROM fact WHERE name = ?", (LEDGER,)).fetchall()
+        )
     return {
         **found,
         "clients": {
-            party: {**_rounds(counted.get(party, {})), **spent(charges.get(party, []))}
+            party: {
+                **_rounds(counted.get(party, {})),
+                **spent(Ledger(entries=charges.get(party, []))),
+                **_over_all(home, ledgers.get(party)),
+            }
             for party in sorted(charges.keys() | counted.keys(), key=_number)
         },
     }
+
+
+def _over_all(home: Path, ledger: bytes | None) -> dict[str, Any]:
+    """What all trainings have cost the person whose ledger this is; {} where none is kept."""
+    if ledger is None or not (home / charged_trainings.NAME).exists():
+        return {}
+    charged = ChargedTrainings(home).spent_with(bytes(ledger))
+    trainings = len({training.digest for training, _ in charged})
+    return {"account": {"trainings": trainings, **spent(composed(charged))}} if charged else {}
 
 
 def _number(party: str) -> tuple[int, str]:
@@ -64,10 +81,9 @@ def _rounds(counted: dict[str, bool]) -> dict[str, Any]:
     }
 
 
-def spent(entries: Sequence[Entry]) -> dict[str, Any]:
-    """What these charges come to: each number with its unit, whom it is against, and conditions."""
-    events = [each.event for each in entries]
-    ledger, numbers = Ledger(entries=entries), []
+def spent(ledger: Ledger) -> dict[str, Any]:
+    """What its charges come to: each number with its unit, whom it is against, and conditions."""
+    events, numbers = [each.event for each in ledger.entries], []
     if any(event.answers for event in events):
         numbers.append(ledger.guarantee())
     noisy = [event for event in events if isinstance(event, NoisySum)]
@@ -76,13 +92,13 @@ def spent(entries: Sequence[Entry]) -> dict[str, Any]:
         seen = {observer for event in noisy if event.unit is unit for observer, _ in event.seen}
         try:
             each = [ledger.guarantee(unit=unit, against=by, delta=DELTA) for by in seen]
-        except (ConfigError, ModuleNotFoundError) as error:
+        except (ConfigError, NoAccount, ModuleNotFoundError) as error:
             unknown = str(error)
             continue
         numbers.append(max(each, key=lambda one: one.epsilon))
     exact = dict.fromkeys(event.what for event in events if isinstance(event, ExactRelease))
     return {
-        "charges": len(entries),
+        "charges": len(events),
         "spent": [_plain(each) for each in numbers],
         "exact": list(exact),
         **({"unknown": unknown} if unknown else {}),
@@ -109,7 +125,16 @@ def _in_words(found: dict[str, Any]) -> str:
     words = [f"counted in {found['counted']} rounds" + (f" ({rounds})" if rounds else "")]
     if found["not_counted"]:
         words.append(f"{found['not_counted']} did not count")
-    words.append(f"{found['charges']} charges")
+    words += _spent_in_words(found)
+    if "account" in found:
+        count = found["account"]["trainings"]
+        over_all = ", ".join(_spent_in_words(found["account"]))
+        words.append(f"over all {count} trainings of this account: {over_all}")
+    return "; ".join(words)
+
+
+def _spent_in_words(found: dict[str, Any]) -> list[str]:
+    words = [f"{found['charges']} charges"]
     for each in found["spent"]:
         level = each["epsilon"]
         number = level if isinstance(level, str) else f"{level:.3g}"
@@ -120,4 +145,4 @@ def _in_words(found: dict[str, Any]) -> str:
         words.append("released exactly: " + ", ".join(found["exact"]))
     if "unknown" in found:
         words.append(f"no number for its noise: {found['unknown']}")
-    return "; ".join(words)
+    return words

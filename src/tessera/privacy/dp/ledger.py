@@ -120,6 +120,9 @@ class Ledger:
         `planned` is the plan's budget per index, for a client that has none of its own (0: the
         plan has none, either); `limits` are the plan's for other units, beside this client's own.
         """
+        self._admit(event, reason, planned, limits)
+
+    def _admit(self, event: Event, reason: str, planned: float, limits: Iterable[Limit]) -> None:
         self._must_fit(event)
         for answer in event.answers:
             budget = self._budget_for(answer.privacy, planned)
@@ -150,7 +153,7 @@ class Ledger:
         before, limits = len(self._entries), tuple(limits)
         try:
             for event in events:
-                self.spend(event, reason="in advance", limits=limits)
+                self._admit(event, "in advance", 0.0, limits)
         except BudgetExceeded:
             return False
         finally:
