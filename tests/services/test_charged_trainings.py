@@ -70,7 +70,7 @@ def deployed(
     folder: Path, data: Path, name: str, budget: float = 0.0, *, correlated: bool = False
 ) -> Noisy:
     own = OwnBudget(budget, DELTA) if budget else None
-    more = 'correlated = true\ncoefficients = "-8388608"' if correlated else ""
+    more = "correlated = true" if correlated else ""
     return Noisy(folder / name, data, federation=name, privacy=more, budget=own)
 
 
