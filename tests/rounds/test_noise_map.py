@@ -114,6 +114,7 @@ def opened_again(monkeypatch, *, same: bool, sender: str = SERVER):
         return strict(inverse, store, own, round_id, fresh, replayed=replayed)
 
     monkeypatch.setattr(noise_chain, "round_secrets", forgetful)
+    monkeypatch.setattr(noise_chain, "settle", lambda *_: None)  # it keeps what it should erase
     monkeypatch.setattr(AddedNoise, "charge", lambda *_: None)  # clients refuse a round twice
     with impulses(monkeypatch) as found:
         fed = federation(settings)
@@ -189,6 +190,25 @@ def test_every_id_has_one_secret_and_old_ones_are_erased() -> None:
         round_secrets(INVERSE, store, secret(6), RoundId(5), fresh, replayed=True)
     with pytest.raises(MisuseError, match="needs a store"):
         round_secrets(INVERSE, None, secret(6), RoundId(6), fresh)
+
+
+def test_after_a_round_only_what_the_next_needs_is_left_and_nothing_after_the_last() -> None:
+    """With all p secrets of a round its sum could be opened again, without noise."""
+    settings, store = PLANS["a trusted server"], Stored()
+    needed = settings.correlation.inverse.draws - 1
+    for at in range(ROUNDS):
+        own = secret(at)
+        found = round_secrets(settings.correlation.inverse, store, own, RoundId(at), secret)
+        assert found[0] == own
+        noise_chain.settle(store, settings)
+        left = store.latest()
+        last = at == ROUNDS - 1
+        assert left.over and left.secrets == (() if last else found[:needed])
+        noise_chain.settle(store, settings)  # once more changes nothing
+        with pytest.raises(MisuseError, match="opened again"):
+            round_secrets(
+                settings.correlation.inverse, store, own, RoundId(at), secret, replayed=True
+            )
 
 
 # --- with a plan's own noise ------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "h11", "torch", "pyarrow")):
+if any(find_spec(name) is None for name in ("starlette", "uvicorn", "h11", "torch", "pyarrow")):
     pytest.skip("an extra is not installed", allow_module_level=True)
 
 from services import zygote

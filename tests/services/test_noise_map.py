@@ -6,6 +6,7 @@ had: one that was drawn again after a restart would be another stream.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,13 @@ from rounds.population import plan
 from services.service_lab import Lab
 from tessera.crypto.correlated import BandedInverse
 from tessera.crypto.entropy import SystemEntropy
+from tessera.errors import ConfigError
 from tessera.ids import HELPER, SERVER, Party
 from tessera.plan import DPPlan, Plan, SimulationPlan, Trust
 from tessera.privacy.dp.correlation import Correlation
 from tessera.privacy.dp.participation import Participation
 from tessera.rounds.noise_chain import NoiseChain
+from tessera.services.bundle import pack_synthetic
 from tessera.services.journal_stores import CHAIN, JournalKeys
 
 ROUNDS, KILLED = 5, range(2, 200, 3)
@@ -101,7 +104,7 @@ def test_secrets_drawn_again_after_a_restart_would_show(tmp_path, monkeypatch) -
 
 @pytest.mark.parametrize("party", [SERVER, HELPER])
 def test_old_secrets_are_not_on_disk(party, tmp_path) -> None:
-    """Neither in the database nor in its log, once p - 1 later rounds are over."""
+    """Neither in the database nor in its log: p - 1 are left after a round, none after the last."""
     settings, _ = CASES["two servers"]
     lab = lab_of(settings, tmp_path / "lab")
     seen: dict[int, bytes] = {}
@@ -109,10 +112,22 @@ def test_old_secrets_are_not_on_disk(party, tmp_path) -> None:
         lab.run(rounds)
         chain = JournalKeys(lab.parties[party].journal, party, NoiseChain, CHAIN).latest()
         assert chain is not None and int(chain.round_id) == rounds - 1
-        assert len(chain.secrets) == min(rounds, INVERSE.draws)
+        left = 0 if rounds == ROUNDS else min(rounds, INVERSE.draws - 1)
+        assert chain.over and len(chain.secrets) == left
         seen |= {at: secret.reveal() for at, secret in chain.known.items()}
     folder = lab.parties[party].journal.path.parent
     data = b"".join(path.read_bytes() for path in folder.iterdir() if path.is_file())
     there = [at for at, secret in sorted(seen.items()) if secret in data]
-    assert there == list(range(ROUNDS - INVERSE.draws, ROUNDS))
+    assert len(seen) == ROUNDS - 1 and there == []
     lab.close()
+
+
+def test_a_bundle_without_the_size_of_its_noise_is_refused() -> None:
+    """Read as "the least for the budget" by the account, and as none by the servers."""
+    settings, _ = CASES["two servers"]
+    packed = pack_synthetic(settings, 6, 3)
+    assert packed.plan.dp.noise and packed.plan.dp.coefficients
+    for left_open in ({"noise": 0.0, "epsilon": 9.0}, {"coefficients": ""}):
+        plan = replace(packed.plan, dp=replace(packed.plan.dp, **left_open))
+        with pytest.raises(ConfigError, match="leaves this open"):
+            replace(packed, plan=plan)

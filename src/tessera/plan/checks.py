@@ -402,6 +402,11 @@ def _check_correlated(plan: Plan, dp: DPPlan) -> None:
             "sample under correlated noise",
             hint='a public schedule, [cohorts] drawn = "schedule", or leave correlated out',
         )
+    if plan.security.sharing is Sharing.AUTO:
+        raise ConfigError(
+            '[dp] correlated with sharing = "auto": a round has two sums, and noise is for one',
+            hint='use sharing = "secure" in [security]',
+        )
     if plan.narrows or (plan.by_rows and not dp.listed and plan.scheme is not Scheme.TWO_SERVER):
         raise ConfigError(
             "[dp] correlated where a round opens the rows of its own clients: noise of a row that "

@@ -17,6 +17,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from tessera.crypto.correlated import GRID
+from tessera.crypto.noise import WIDEST
 from tessera.crypto.ring import Ring
 from tessera.errors import ConfigError
 from tessera.privacy.dp.mechanism import LEAST_DEVIATION
@@ -48,6 +50,12 @@ class NoisyVector:
                 f"[dp] noise = {self.noise:g}: a share of it has a deviation of "
                 f"{self.deviation:.3g} integers, too narrow for an account of the sum",
                 hint="raise levels in [update]: the clip is half as many integers",
+            )
+        if self.correlated and self.deviation * 2.0**GRID > WIDEST:
+            raise ConfigError(
+                f"[dp] noise = {self.noise:g}: correlated, its own draw has a deviation of "
+                f"{self.deviation:.3g} integers, wider than can be drawn on a grid of 2^-{GRID}",
+                hint="lower levels in [update]: the clip is half as many integers",
             )
         if self.largest.bit_length() + 1 > MOST_BITS:
             raise ConfigError(

@@ -176,6 +176,11 @@ class Noise:
         """Why services do not carry it; "" if they do."""
         return ""
 
+    @property
+    def open_setting(self) -> str:
+        """What of it a plan leaves to whoever completes the plan; "" if all is said."""
+        return ""
+
     def check_clients(self) -> None:
         """Refuse clients that are synthetic, where there is noise to add."""
 

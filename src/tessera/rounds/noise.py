@@ -322,6 +322,10 @@ class PaperNoise(AddedNoise):
     def trained_rows(self, own: Mapping[str, Ids], sent: Mapping[str, Ids]) -> Mapping[str, Ids]:
         return sent
 
+    @property
+    def open_setting(self) -> str:
+        return ""  # its noise follows from every batch
+
     def paper_facts(self) -> dict[str, Any] | None:
         dp, kept = self.dp, self._person()
         return {

@@ -372,7 +372,18 @@ class AddedNoise(Noise):
         events = self.events(round_id, training)
         return [event for event in events if not (event.training and ledger.has(event))]
 
+    @property
+    def open_setting(self) -> str:
+        """An account of noise that nobody has sized would be of none."""
+        if not self.dp.noise:
+            return "[dp] noise is not known yet: nothing would be added"
+        if self.dp.correlated and not self.dp.coefficients:
+            return "[dp] coefficients are not known yet: every party might have its own"
+        return ""
+
     def charge(self, ledger: Ledger, round_id: RoundId, training: str = "") -> None:
+        if not self.dp.noise and self.open_setting:
+            raise ConfigError(self.open_setting, hint="`tessera run` and `tessera pack` compute it")
         self._bound(ledger)
         plan = self.plan
         for what in self.exact:

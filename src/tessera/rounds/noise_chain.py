@@ -9,8 +9,9 @@ from their secrets. Round ids are the places of the chain:
 - an id is opened once, for one list of clients. A role that is woken finds the secrets it had; the
   same id again, or an earlier one, is refused: with the same noise two sums could be subtracted,
   and with noise drawn anew a client in both would be in one round too many;
-- with each round all but the last p secrets are erased. There is no root of a training, from which
-  the noise of all its sums would follow later.
+- once a round is over, however it ended, all but the last p - 1 secrets are erased, which the next
+  round needs, and after the last round of a training all of them (`settle`). There is no root of a
+  training, from which the noise of all its sums would follow later.
 
 The store is `RisingStore`, as for keys that last: durable when `keep` returns, or with the step of
 a journal that is open.
@@ -38,14 +39,18 @@ from tessera.rounds.root import draw_root
 @wire.record(tag=0x0220)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseChain:
-    """The secrets of round `round_id` and of those before it, newest first."""
+    """The secrets of round `round_id` and of those before it, newest first.
+
+    `over`: the round is, and only what later rounds need is left.
+    """
 
     round_id: Annotated[RoundId, wire.U64]
     secrets: NoiseSecrets = field(repr=False)
+    over: Annotated[bool, wire.FLAG] = False
 
     @property
     def mark(self) -> tuple[int, int]:
-        return int(self.round_id), 0
+        return int(self.round_id), int(self.over)
 
     @property
     def ideal(self) -> bool:
@@ -88,7 +93,7 @@ def round_secrets(
     at, before = int(round_id), store.latest()
     known = {} if before is None else before.known
     if before is not None and at <= int(before.round_id):
-        if replayed and at == int(before.round_id) and known[at] == own:
+        if replayed and not before.over and at == int(before.round_id) and known[at] == own:
             return before.secrets
         raise MisuseError(
             f"correlated noise: round {at} is opened again, after round {int(before.round_id)}"
@@ -97,6 +102,16 @@ def round_secrets(
     secrets = (own, *(known.get(each) or fresh(each) for each in past))
     store.keep(NoiseChain(round_id=round_id, secrets=secrets))
     return secrets
+
+
+def settle(store: ChainStore, plan: Plan) -> None:
+    """Erase what no later round needs, once the last one is over."""
+    stored = store.latest()
+    if stored is None or stored.over:
+        return
+    last = int(stored.round_id) >= plan.participation.rounds - 1
+    left = () if last else stored.secrets[: plan.correlation.inverse.draws - 1]
+    store.keep(NoiseChain(round_id=stored.round_id, secrets=left, over=True))
 
 
 def own_secret(entropy: Entropy) -> Secret:

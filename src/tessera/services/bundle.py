@@ -275,6 +275,11 @@ def check_deployable(plan: Plan) -> None:
     )
     for reason in filter(None, reasons):
         raise ConfigError(reason, hint="`tessera run` simulates it")
+    if agreed.noise.open_setting:
+        raise ConfigError(
+            f"a bundle whose plan leaves this open: {agreed.noise.open_setting}",
+            hint="`tessera pack` writes it; do not join a bundle that lacks it",
+        )
 
 
 def _bytes(text: str) -> npt.NDArray[np.uint8]:
@@ -323,6 +328,7 @@ def pack_synthetic(plan: Plan, clients: int, rows: int) -> Bundle:
             f"[dp] unit = {noise_of(plan).dp.unit.value!r}: synthetic clients have no examples",
             hint='name a [task], or use unit = "user"',
         )
+    plan = noise_of(plan).calibrated()
     maps = population.derived_maps(plan)
     return Bundle(
         plan=plan,

@@ -14,6 +14,7 @@ from tessera.learning.tables.store import ModelStore
 from tessera.plan import Plan
 from tessera.protocols.machine import RoundOutcome
 from tessera.protocols.two_server.key_period import KeyPeriod
+from tessera.rounds import noise_chain
 from tessera.rounds.course import HelperCourse
 from tessera.rounds.noise import noise_of
 from tessera.rounds.noise_chain import NoiseChain
@@ -43,8 +44,10 @@ class HelperService(DialingParty):
         self._noisy = noise_of(plan).erases_logs
         self._guard = JournalReplayGuard(journal)
         keys = JournalKeys(journal, HELPER, KeyPeriod)
-        chain = JournalKeys(journal, HELPER, NoiseChain, CHAIN)
-        self._party = replace(party, replay_guard=self._guard, key_store=keys, chain_store=chain)
+        self._chain = JournalKeys(journal, HELPER, NoiseChain, CHAIN)
+        self._party = replace(
+            party, replay_guard=self._guard, key_store=keys, chain_store=self._chain
+        )
         self.course: HelperCourse
         self.load()
 
@@ -71,6 +74,7 @@ class HelperService(DialingParty):
     def _save_own(self) -> None:
         self._guard.settle()
         if self._noisy and self.is_over:  # what its noise came from leaves the log, too
+            noise_chain.settle(self._chain, self.plan)
             self.journal.after_commit(self.journal.fold)
 
     def _make(self, round_id: RoundId, stored: StoredRole | None) -> HelperRound:

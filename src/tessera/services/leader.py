@@ -22,7 +22,7 @@ from tessera.learning.tables.store import ModelStore
 from tessera.plan import Plan
 from tessera.protocols.machine import Outbound, RoundOutcome, RoundOver, to_all
 from tessera.protocols.two_server.key_period import KeyPeriod
-from tessera.rounds import schemes
+from tessera.rounds import noise_chain, schemes
 from tessera.rounds.course import Course, DrawnRound, PartOutcome, RoundPart, RoundServer
 from tessera.rounds.events import RoundAbort, RoundFinished, as_json
 from tessera.rounds.noise_chain import NoiseChain
@@ -115,10 +115,9 @@ class LeaderService:
         self.journal, self.plan, self._schedule = journal, plan, schedule
         self.clients = frozenset(clients)
         self._first_model, self._identity = first_model, identity
+        self._chain = JournalKeys(journal, SERVER, NoiseChain, CHAIN)
         self._party = replace(
-            party,
-            key_store=JournalKeys(journal, SERVER, KeyPeriod),
-            chain_store=JournalKeys(journal, SERVER, NoiseChain, CHAIN),
+            party, key_store=JournalKeys(journal, SERVER, KeyPeriod), chain_store=self._chain
         )
         self.load()
 
@@ -442,6 +441,7 @@ class LeaderService:
             hand.role.over(outcome, reason)
             self._store_part(hand)
         self._record(event)
+        noise_chain.settle(self._chain, self.plan)
         if self.journal.erases:  # what its noise came from leaves the log, too
             self.journal.after_commit(self.journal.fold)
 

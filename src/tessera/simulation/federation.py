@@ -30,7 +30,7 @@ from tessera.plan import Plan
 from tessera.protocols.machine import Outbound
 from tessera.protocols.two_server.key_period import MemoryStore
 from tessera.protocols.two_server.reports import Workers
-from tessera.rounds import schemes
+from tessera.rounds import noise_chain, schemes
 from tessera.rounds.attendance import registered
 from tessera.rounds.cohorts import Cohorts, FixedGroup
 from tessera.rounds.course import (
@@ -294,6 +294,8 @@ class Federation:
             if helper is not None:
                 shown = helper.result  # what it was sent, and not what the leader has
             self.helper_course.conclude(round_id, shown)
+        for store in self._chains.values():
+            noise_chain.settle(store, self.plan)
         if isinstance(ended, RoundFinished):
             scripted = isinstance(self._entropy, ScriptedEntropy)
             ended = measured_round(
