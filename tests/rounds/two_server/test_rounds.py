@@ -69,7 +69,7 @@ def test_keys_that_last_train_the_same_model_with_fewer_bytes():
     assert model_of(lasting) == model_of(each)
     up = [sum(e.bytes_up.values()) for e in kept]
     full = sum(fresh[0].bytes_up.values())  # how full single bins are differs with the seed
-    assert up[0] == pytest.approx(full, rel=0.02) and up[3] == pytest.approx(full, rel=0.02)
+    assert up[0] == pytest.approx(full, rel=0.06) and up[3] == pytest.approx(full, rel=0.06)
     assert max(up[1:3] + up[4:]) < 0.8 * full
     drawn = federation(two_server_plan({**way, "key_rounds": 3}), clients=20)
     cohorts = [tuple(drawn.cohorts.sample(RoundId(r))) for r in range(9)]
