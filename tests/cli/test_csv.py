@@ -95,11 +95,12 @@ def test_seeds_with_noise_print_the_number_of_all_runs_together(capsys):
     assert cli.main([*train, "--out", "exact", "--csv", "exact.csv", "--exact"]) == 0
     assert "AUC (simulation only, not charged)" in records(Path("exact.csv").read_text())[0]
     run = "noisy/seed-1"
-    for command in (["rank", run], ["recommend", run, "--client", "1"]):
+    recommend = ["recommend", run, "--client", "1"]
+    for command, more in ((["rank", run], ["--exact"]), (recommend, [])):
         capsys.readouterr()
         assert cli.main(command) == 0
         assert "simulation only, not charged" in capsys.readouterr().out
-        assert cli.main([*command, "--json"]) == 0
+        assert cli.main([*command, *more, "--json"]) == 0
         assert "simulation only, not charged" in json.loads(capsys.readouterr().out)
     assert cli.main(["export", run, "--with-local"]) == 2
     assert "hint: export without them" in capsys.readouterr().err
