@@ -20,7 +20,7 @@ from tessera.audit.suite import audited
 from tessera.cli import main as cli
 from tessera.cli.statement import of_run
 from tessera.errors import ConfigError
-from tessera.plan import DPPlan, GroupsPlan, Plan, TaskPlan
+from tessera.plan import CohortsPlan, DPPlan, GroupsPlan, Plan, TaskPlan
 from tessera.privacy.index import exposure, known_rows
 from tessera.report.statement import NUMBER, Quoted, Subject, quoted, statement_of, text_of
 from tessera.report.statement_page import WIDTH, html, text
@@ -36,6 +36,12 @@ PLANS = {
     ),
     "a trusted server": lambda: toy.plan(
         "fedavg", dp=DPPlan(**NOISE, trust="server"), simulation={"rounds": 2}
+    ),
+    "a schedule": lambda: toy.plan(
+        "two-server",
+        cohorts=CohortsPlan(drawn="schedule"),
+        dp=DPPlan(**NOISE, trust="each", correlated=True),
+        simulation={"rounds": 8},
     ),
     "groups": lambda: toy.plan(
         privacy={"level": "groups"}, groups=GroupsPlan(size=6), simulation={"rounds": 2}
@@ -185,6 +191,17 @@ def test_with_noise_it_has_scheme_unit_level_observers_and_trust(runs):
     assert "Two servers that collude" in " ".join(said["not_covered"])
     assert "outside epsilon" in said["not_covered"][0]
     assert any(each["name"].startswith("canaries") for each in said["attacks"])
+
+
+def test_with_a_schedule_it_says_which_rounds_a_client_is_in_and_who_sees_to_it(runs):
+    said = page_of(runs["a schedule"]).as_json()
+    assert said["headline"] == "epsilon 3.00 at delta 1e-05, per user"
+    bound = Plan.read(runs["a schedule"].folder / "plan.toml").participation
+    assert 1 < bound.most < bound.rounds and bound.separation > 1
+    line = said["lines"]["Rounds of a client"]
+    expected = f"at most {bound.most} of {bound.rounds}, any two at least {bound.separation} apart"
+    assert line.startswith(expected) and "refuses any other" in line
+    assert "Rounds of a client" not in page_of(runs["answers"]).as_json()["lines"]
 
 
 def test_a_trusted_server_has_no_number_against_it(runs):

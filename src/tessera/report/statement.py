@@ -358,6 +358,8 @@ class Noisy:
         alone = words(against[0], ".") if len(against) == 1 else ()
         yield StatementLine("Against whom", alone, () if alone else against)
         yield StatementLine("Who must be honest", self._honest())
+        if self.subject.plan.bounds_rounds:
+            yield StatementLine("Rounds of a client", self._kept_by_clients())
         yield StatementLine("Released with noise", self._released())
         yield StatementLine("Released exactly", self._exact())
         if self.subject.rounds is not None:
@@ -386,6 +388,17 @@ class Noisy:
         trusted = self.noise.honest
         who = "nobody but the client itself" if trusted == "nobody" else trusted
         return words(f"{who}. Noise is added by {self.noise.by}.")
+
+    def _kept_by_clients(self) -> Words:
+        """What the number supposes of everybody's rounds, and who sees to it."""
+        bound = self.subject.plan.participation
+        most = Quoted(f"{bound.most:,}", bound.most, PLAN, "rounds of a client")
+        rounds = Quoted(f"{bound.rounds:,}", bound.rounds, PLAN, "rounds")
+        parts: list[str | Quoted | Words] = ["at most ", most, " of ", rounds]
+        if bound.most > 1 and bound.separation > 1:
+            apart = Quoted(f"{bound.separation:,}", bound.separation, PLAN, "rounds apart")
+            parts += [", any two at least ", apart, " apart"]
+        return words(*parts, ". The client counts them itself, and refuses any other.")
 
     def _released(self) -> Words:
         rounds = self.subject.planned
@@ -424,7 +437,13 @@ class Noisy:
             return words("no finite epsilon, after ", done, " rounds.")
         worst = max(now, key=lambda each: each.epsilon)
         level = Quoted(epsilon(worst.epsilon), worst.epsilon, LEDGER, "epsilon spent so far")
-        found: Words = ("epsilon ", level, " by a client in every round, after ", done, " rounds")
+        found: Words = (
+            "epsilon ",
+            level,
+            " by a client in all rounds that it may be in, after ",
+            done,
+            " rounds",
+        )
         if (lasts := self.noise.lasts) is not None:
             budget = Quoted(f"{lasts:,}", lasts, LEDGER, "rounds that the budget lasts")
             return words(found, "; the budget lasts ", budget, " rounds.")
