@@ -199,7 +199,9 @@ def test_with_a_schedule_it_says_which_rounds_a_client_is_in_and_who_sees_to_it(
     bound = Plan.read(runs["a schedule"].folder / "plan.toml").participation
     assert 1 < bound.most < bound.rounds and bound.separation > 1
     line = said["lines"]["Rounds of a client"]
-    expected = f"at most {bound.most} of {bound.rounds}, any two at least {bound.separation} apart"
+    expected = (
+        f"at most {bound.most} of {bound.rounds} rounds, any two at least {bound.separation} "
+    )
     assert line.startswith(expected) and "refuses any other" in line
     assert "Rounds of a client" not in page_of(runs["answers"]).as_json()["lines"]
 

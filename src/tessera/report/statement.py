@@ -394,7 +394,7 @@ class Noisy:
         bound = self.subject.plan.participation
         most = Quoted(f"{bound.most:,}", bound.most, PLAN, "rounds of a client")
         rounds = Quoted(f"{bound.rounds:,}", bound.rounds, PLAN, "rounds")
-        parts: list[str | Quoted | Words] = ["at most ", most, " of ", rounds]
+        parts: list[str | Quoted | Words] = ["at most ", most, " of ", rounds, " rounds"]
         if bound.most > 1 and bound.separation > 1:
             apart = Quoted(f"{bound.separation:,}", bound.separation, PLAN, "rounds apart")
             parts += [", any two at least ", apart, " apart"]
