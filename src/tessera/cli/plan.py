@@ -452,6 +452,7 @@ def describe_noise(plan: Plan) -> dict[str, Any]:
         "budget": None if setting.printed else section.epsilon or None,
         "delta": section.delta,
         "rounds": rounds,
+        "rounds_of_a_client": min(rounds, plan.participation.most),
         "epsilon": json_number(worst.epsilon),
         "scope": worst.scope,
         "against": [observer.value for observer in setting.protected()],

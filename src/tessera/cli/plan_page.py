@@ -225,10 +225,12 @@ def group_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def noise_facts(noise: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What [dp] spends on a client that is in every round."""
+    """What [dp] spends on a client that is in all rounds that it may be in."""
+    rounds, own = noise["rounds"], noise["rounds_of_a_client"]
+    often = f"all {count(rounds)}" if own == rounds else f"{count(own)} of {count(rounds)}"
     lines = [
         ("noise over the clip", f"{noise['noise']:.4g}"),
-        (f"a client in all {count(noise['rounds'])} rounds spends", epsilon(noise["epsilon"])),
+        (f"a client in {often} rounds spends", epsilon(noise["epsilon"])),
         ("against", ", ".join(noise["against"])),
     ]
     if noise["budget"] is not None:
