@@ -243,9 +243,9 @@ def test_the_observer_reads_an_update_if_noise_does_not_follow_from_the_round(
     def same_stream(secret: Secret, round_id: RoundId, sender: Party, part: str) -> Any:
         return stream(once.secret(Label.SUM_NOISE, sender), RoundId(0), sender, part)
 
-    def same_noise(params: Any, share: Any, secret: Secret, sender: Party) -> Any:
+    def same_noise(params: Any, share: Any, secrets: Any, sender: Party) -> Any:
         first = replace(params, round_id=RoundId(0))
-        return real(first, share, once.secret(Label.SUM_NOISE, sender), sender)
+        return real(first, share, (once.secret(Label.SUM_NOISE, sender),), sender)
 
     stream = kinds.noise_stream
     monkeypatch.setattr(kinds, "noise_stream", same_stream)

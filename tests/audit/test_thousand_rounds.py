@@ -67,7 +67,7 @@ def test_one_participation_in_a_period_leaves_nothing_to_intersect(tmp_path: Pat
         level="cpp4",
         period_rounds=2,
         cohorts={"drawn": "schedule", "separation": 2},
-    )
+    ).with_simulation(rounds=ROUNDS)
     found = attack(runs.record(tmp_path, plan, ROUNDS, drops=0.12, seed=1))
     must_agree(
         found,
