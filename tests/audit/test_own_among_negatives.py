@@ -15,6 +15,7 @@ negatives: 1 if it finds all, 0 if it guesses.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -200,6 +201,7 @@ def test_own_rows_are_found_with_their_rule_off_and_not_with_it_on(name, monkeyp
 
 
 @pytest.mark.campaign
+@pytest.mark.skipif("TESSERA_DATA" not in os.environ, reason="needs the data sets")
 @pytest.mark.parametrize("name", RULES)
 def test_own_rows_among_300_negatives_on_movielens(name, monkeypatch):
     """Requests as clients would send them, three rounds: nothing is trained."""
